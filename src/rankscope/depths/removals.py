@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics.metric import ROUNDING
-from rankscope.metrics.residuals import frobenius_norm
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.metrics.tokens import Values, unit_of
 from rankscope.nets import Transformer
 from rankscope.nets.devices import free_memory

@@ -14,6 +14,7 @@ for those visible to the reference row alone. When e^{2s} leaves floating point'
 the scale; so does log p where p underflows.
 """
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from rankscope.deviation.scores import ReferencedScores, Scores, about_reference
 from rankscope.deviation.state import ValidTokens
 from rankscope.shapes import Bool, Float, Int
 
+HAS_TRITON = find_spec("triton") is not None
+WIDEST = 4096  # the longest rows that the kernel for GPUs takes
 FAR = 30.0  # scores above the reference row's by more than this are formed as sums of logs
 
 
@@ -61,11 +64,17 @@ class ReferenceRow(NamedTuple):
         self, D: Tensor, visible: Visible, valid: ValidTokens, *, by_column: bool = False
     ) -> tuple[Tensor, Tensor]:
         """`off_top` as a tensor and its log-scale, `[batch, head, 1, 1]` or `by_column` `[batch, head, 1, token]`."""
-        size = spread(self.level.clamp(min=-STEEPEST).exp(), D)  # below, expm1(D) is D and only the log goes on
+        size = self.level.clamp(min=-STEEPEST).exp()  # below, expm1(D) is D and only the log goes on
+        factor = (self.log - self.level).clamp(max=STEEPEST).exp()
+        fused = has_kernel(D)
+        if fused:
+            change, log, far = self._fused(D, factor, size, visible, valid, by_column)
+            if not must_compute("softmax.far_of_kernel", far.any()):
+                return change, log
+        size = spread(size, D)
         U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
-        # D in units of size, zero in column j*
-        U = U.mul_(spread((self.log - self.level).clamp(max=STEEPEST).exp(), U))
-        if self._far(U, size, visible):
+        U = U.mul_(spread(factor, U))  # D in units of size, zero in column j*
+        if fused or self._far(U, size, visible):
             # D as it is, not U: column j*, which is taken off in U, may be far above all that a row sees.
             log_P = Logits(self.ref, Scaled(D, self.log)).log_softmax(visible)
             change, reach = self._steep(U, size, visible, log_P, by_column)
@@ -74,6 +83,19 @@ class ReferenceRow(NamedTuple):
         if not valid.all:
             change = change.masked_fill_(~valid.mask[:, None, :, None], 0.0)
         return change, spread(self.level, change) + reach
+
+    def _fused(
+        self, D: Tensor, factor: Tensor, size: Tensor, visible: Visible, valid: ValidTokens, by_column: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(`_gentle` and its log-scale by one kernel, where the answer to `_far` is yes for a valid row)."""
+        from rankscope.deviation.softmax_triton import gentle_rows
+
+        log_others, top = self.log_others, self.top[..., 0]
+        reach = _reach(log_others[:, :, None], by_column)
+        weight = (log_others - reach[:, :, 0]).exp()
+        rows = (self.seen[:, :, 0], self.log_w, log_others, weight)
+        change, far = gentle_rows(D, visible, valid.mask, *rows, top, factor, size, FAR)
+        return change, spread(self.level, change) + reach, far
 
     @property
     def log_others(self) -> Float[Tensor, "batch head token"]:
@@ -136,6 +158,12 @@ class ReferenceRow(NamedTuple):
         above = (D > 1) | ~seen
         change = torch.where(above, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
         return torch.where(visible, change, -weight / size), reach
+
+
+def has_kernel(D: Tensor) -> bool:
+    """True if one kernel makes rows of `P - 1 p^T` of these scores: on a GPU, of rows that are not too long."""
+    fits = 0 < D.shape[-1] <= WIDEST and D.numel() > 0 and D.dtype == torch.float64 and type(D) is Tensor
+    return D.is_cuda and fits and HAS_TRITON
 
 
 def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:

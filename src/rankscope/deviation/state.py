@@ -137,7 +137,7 @@ class State:
 
     @cached_property
     def sizes(self) -> dict[str, LogScales]:
-        """A cache of norms of the residual's value, by name: a metric and its relative form share one."""
+        """A cache of norms of the residual's value, and of the hidden states in units of e^log: metrics share them."""
         return {}
 
     @property

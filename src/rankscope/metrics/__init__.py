@@ -14,7 +14,6 @@ from rankscope.metrics.catalogue import METRICS, MetricsLike, chosen_metrics, di
 from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.residuals import (
-    composite_norm,
     high_frequency_share,
     max_residual,
     mu,
@@ -39,6 +38,7 @@ from rankscope.metrics.spectrum import (
     singular_values,
     stable_rank,
 )
+from rankscope.metrics.token_norms import composite_norm
 
 __all__ = [
     "METRICS", "Meaning", "Metric", "MetricsLike", "Reading", "RowStatistics", "affine_rank", "chosen_metrics",

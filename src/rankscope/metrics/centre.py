@@ -24,14 +24,19 @@ MINIMISER: dict[Norm, Centre] = {"frobenius": "mean", "spectral": "mean", "max":
 side does not depend on x and is attained at the mean."""
 
 
-def centred(tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite") -> Float[Tensor, "*batch token width"]:
-    """res(X) about the chosen centre; padded rows are zero."""
+def closed_form(centre: Centre, norm: Norm) -> Centre:
+    """The centre that is the argmin of a norm where that has a closed form, and the centre itself elsewhere."""
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
-    closed_form = MINIMISER.get(norm, centre) if centre == "argmin" else centre
-    if closed_form == "mean":
+    return MINIMISER.get(norm, centre) if centre == "argmin" else centre
+
+
+def centred(tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite") -> Float[Tensor, "*batch token width"]:
+    """res(X) about the chosen centre; padded rows are zero."""
+    chosen = closed_form(centre, norm)
+    if chosen == "mean":
         return tokens.once("about the mean", lambda: _about(tokens, centre_of(tokens, "mean")))
-    return _about(tokens, centre_of(tokens, closed_form))
+    return _about(tokens, centre_of(tokens, chosen))
 
 
 def _about(tokens: Tokens, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch token width"]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from rankscope.metrics import rows
 from rankscope.metrics.log_readings import LOWEST, SMALLEST, UNIT, ScaledTokens, log_of, reading_of_tokens
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
-from rankscope.metrics.residuals import frobenius_norm, log_residual
+from rankscope.metrics.residuals import log_residual
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, tokens
 from rankscope.shapes import Bool, Float
 

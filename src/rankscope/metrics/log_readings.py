@@ -74,7 +74,7 @@ class ScaledTokens(Protocol):
 
     @property
     def norms(self) -> dict[str, LogScales]:
-        """Norms of the residual's value that were taken so far: a metric and its relative form share one."""
+        """Norms of the residual's value that were taken so far, and of X (`... of tokens`): metrics share them."""
 
 
 @runtime_checkable

@@ -209,7 +209,7 @@ class Metric:
         return replace(self, name=name, of="heads", symbol=symbol, tex=tex, direction=0, share=False)
 
     def _checked(self, part: str, result: object, x: TokensLike) -> Tensor:
-        expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]
+        expected = (x.given if isinstance(x, Tokens) else x).shape[:-2]
         if not isinstance(result, Tensor) or result.shape != expected:
             got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             sentence = f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}; received {got}"

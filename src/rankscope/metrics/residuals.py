@@ -20,51 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.metrics.centre import Centre, Norm, centred
+from rankscope.metrics.centre import Centre, Norm, centred, closed_form
 from rankscope.metrics.log_readings import LOWEST, LogScales, ScaledTokens, log_of, reading_of_tokens
 from rankscope.metrics.metric import Meaning, Metric, Reading
+from rankscope.metrics.token_norms import ORDER, composite_norm, frobenius_norm, max_norm, on_gpu, token_norms
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, norm_in_range, ratio, tokens
 from rankscope.shapes import Float
 
 Matrix = Float[Tensor, "*batch token width"]
 
 
-def composite_norm(A: Matrix) -> Values:
-    """`||A||_{1,inf} = sqrt(||A||_1 ||A||_inf)`, largest column sum times largest row sum of |A|.
-
-    Submultiplicative, but not a norm: with A the 5 x 5 matrix of ones in its first column,
-    c(A) = c(A^T) = sqrt 5 and c(A + A^T) = 6 > 2 sqrt 5.
-    """
-    if A.is_cuda:  # sums of |A| without a place for it; four times as slow elsewhere
-        columns, rows = (torch.linalg.vector_norm(A, ord=1, dim=dim) for dim in (-2, -1))
-    else:
-        size = A.abs()
-        columns, rows = size.sum(-2), size.sum(-1)
-    return _largest(columns).sqrt() * _largest(rows).sqrt()  # the product could leave the range
-
-
-def frobenius_norm(A: Matrix) -> Values:
-    """`||A||_F`, the root of the sum of squares."""
-    norm = torch.linalg.vector_norm(A, dim=(-2, -1))
-    if bool(((norm > 1e-140) & (norm < 1e140)).all()):
-        return norm
-    size = max_norm(A)  # squares could leave the range
-    unit = A / size.masked_fill(size == 0, 1.0)[..., None, None]
-    return size * torch.linalg.vector_norm(unit, dim=(-2, -1))
-
-
 def spectral_norm(A: Matrix) -> Values:
     """`||A||_2`, the largest singular value."""
-    return _largest(torch.linalg.svdvals(A))
-
-
-def max_norm(A: Matrix) -> Values:
-    """The largest entry, `max_ij |A_ij|`."""
-    return _largest(A.abs().flatten(-2))
-
-
-def _largest(x: Float[Tensor, "*batch n"]) -> Values:
-    return x.amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+    s = torch.linalg.svdvals(A)
+    return s.amax(-1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
 
 
 NORMS = {"composite": composite_norm, "frobenius": frobenius_norm, "spectral": spectral_norm, "max": max_norm}
@@ -73,23 +42,34 @@ NORMS = {"composite": composite_norm, "frobenius": frobenius_norm, "spectral": s
 def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> Values:
     """The norm of X itself: the scale against which the relative forms are taken."""
     ready = tokens(X, padding)
-    if norm == "frobenius" and _narrow(ready):
+    if norm == "frobenius" and _narrow(ready) and not ready.fused:
         return nan_where_empty(norm_in_range(ready), ready)
-    size = ready.once(f"{norm} norm", lambda: NORMS[norm](ready.X))
-    return nan_where_empty(size, ready)
+    return nan_where_empty(ready.once(f"{norm} norm", lambda: _norm(ready, norm, lambda: ready.X, False)), ready)
+
+
+def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
+    ready, about_mean = tokens(X, padding), closed_form(centre, norm) == "mean"
+    what = f"{norm} norm of the residual about the {centre}"
+
+    def compute() -> Values:
+        R = partial(centred, ready, centre, norm)
+        return _norm(ready, norm, R, True) if about_mean else NORMS[norm](R())
+
+    return nan_where_empty(ready.once(what, compute), ready)
+
+
+def _norm(ready: Tokens, norm: Norm, matrix: Callable[[], Matrix], residual: bool) -> Values:
+    """The norm of X or of its residual about the mean, `matrix()`: with the others, if these are taken in one go."""
+    if ready.fused and norm in ORDER:
+        return ready.norm(norm, residual)
+    if norm == "frobenius" and _narrow(ready):
+        return torch.linalg.vector_norm(matrix(), dim=(-2, -1))
+    return NORMS[norm](matrix())
 
 
 def _narrow(ready: Tokens) -> bool:
     """Whether X came in a dtype of smaller range than float64: its squares stay in range."""
     return ready.unit > torch.finfo(torch.float64).eps
-
-
-def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
-    ready = tokens(X, padding)
-    in_range = norm == "frobenius" and _narrow(ready)
-    norm_of = partial(torch.linalg.vector_norm, dim=(-2, -1)) if in_range else NORMS[norm]
-    what = f"{norm} norm of the residual about the {centre}"
-    return nan_where_empty(ready.once(what, lambda: norm_of(centred(ready, centre, norm))), ready)
 
 
 def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
@@ -152,15 +132,22 @@ def log_residual(scaled: ScaledTokens, norm: Norm, centre: Centre = "mean", rela
     if centre != "mean":
         size = NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm))
     else:
-        if norm not in scaled.norms:
-            scaled.norms[norm] = NORMS[norm](R.value)
-        size = scaled.norms[norm]
+        size = _norm_once(scaled, norm, "", R.value)
     log = log_of(size, R.log)
     if not relative:
         return log
     # The scales are subtracted first: beside a log of 1e13 a share would be rounded in its third digit.
-    of_tokens = log_of(NORMS[norm](scaled.tokens), torch.zeros_like(log))
+    of_tokens = log_of(_norm_once(scaled, norm, " of tokens", scaled.tokens), torch.zeros_like(log))
     return torch.where(log <= LOWEST, log, log_of(size, R.log - scaled.log) - of_tokens)
+
+
+def _norm_once(scaled: ScaledTokens, norm: Norm, of: str, A: Matrix) -> LogScales:
+    """The norm of a matrix, taken at the first call; on a GPU with the others that one kernel takes."""
+    if norm + of not in scaled.norms:
+        together = norm in ORDER and on_gpu(A)
+        found = dict(zip(ORDER, token_norms(A)[:, 0], strict=True)) if together else {norm: NORMS[norm](A)}
+        scaled.norms.update({name + of: size for name, size in found.items()})
+    return scaled.norms[norm + of]
 
 
 def _rule(tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1) -> Reading:

@@ -140,7 +140,7 @@ def residual_singular_ratio(X: TokensLike, padding: Tensor | None = None) -> Val
 
 def _residual(X: TokensLike, padding: Tensor | None) -> Tokens:
     ready = tokens(X, padding)
-    return replace(ready, X=centred(ready), memo={})
+    return replace(ready, given=centred(ready), memo={})
 
 
 def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tokens]:

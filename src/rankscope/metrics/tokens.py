@@ -7,11 +7,13 @@ counted afterwards, so a padded batch gives what each sequence gives alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.metrics.token_norms import ORDER, Norms, is_fused, token_norms
 from rankscope.shapes import Bool, Float, Int
 
 Values = Float[Tensor, "*batch"]
@@ -21,12 +23,31 @@ Values = Float[Tensor, "*batch"]
 class Tokens:
     """Tokens ready to be measured, by one metric or many: what several of them need is computed once."""
 
-    X: Float[Tensor, "*batch token width"]  # float64, zero at padded tokens
+    given: Float[Tensor, "*batch token width"]  # in the dtype they came in; padded tokens may hold anything
     valid: Bool[Tensor, "*batch token"]  # True at tokens, False at padding
     count: Int[Tensor, "*batch"]  # valid tokens of each sample
     unit: float  # the eps of the dtype they came in
     unpadded: bool = False  # whether every token is known to be valid
     memo: dict[str, Tensor] = field(default_factory=dict)
+    broken: Bool[Tensor, "*batch"] | None = None  # samples with NaN or infinity, taken as zero; None if there are none
+    fused: bool = False  # whether the norms of X and of its residual are best taken together, as `norms`
+
+    @cached_property
+    def X(self) -> Float[Tensor, "*batch token width"]:
+        """The tokens in float64, zero at padded tokens and in broken samples."""
+        valid = self.valid if self.broken is None else self.valid & ~self.broken[..., None]
+        X = self.given.to(torch.float64)
+        return X if self.unpadded and self.broken is None else X.masked_fill(~valid[..., None], 0.0)
+
+    @property
+    def norms(self) -> Norms:
+        """The norms of X and of its residual about the mean that `token_norms` takes in one go."""
+        return self.once("norms", lambda: token_norms(self.given, None if self.unpadded else self.valid))
+
+    def norm(self, norm: str, residual: bool) -> Tensor:
+        """One of `norms`; zero of a broken sample."""
+        value = self.norms[ORDER[norm], int(residual)]
+        return value if self.broken is None else value.masked_fill(self.broken, 0.0)
 
     def once(self, what: str, compute: Callable[[], Tensor]) -> Tensor:
         """The tensor of this name, computed at the first call; not to be changed in place."""
@@ -63,17 +84,19 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     if not X.is_floating_point():
         raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X")
     valid = valid_tokens(X.shape[:-1], padding, X.device)
-    ready = _ready(X, valid, padding is None or bool(valid.all()))
-    if not X.numel() or bool(norm_in_range(ready).isfinite().all()):
+    on_cpu = X.device.type == "cpu"
+    ready = _ready(X, valid, padding is None or (on_cpu and bool(valid.all())))
+    if not X.numel() or (on_cpu and _is_finite(ready)):
         return ready
-    finite = ready.X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
-    if not bool(finite.all()):
+    finite = _finite_samples(ready)
+    every, unpadded = torch.stack([finite.all(), valid.all()]).tolist()
+    if not every:
         where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
         sentence = (
             f"tokens must be finite; {where} holds NaN or infinity: measure an earlier layer, or in a wider dtype"
         )
         raise TokensError(sentence, subject="X")
-    return ready
+    return replace(ready, unpadded=unpadded)
 
 
 def tokens_of(
@@ -86,25 +109,32 @@ def tokens_of(
     """
     on_cpu = X.device.type == "cpu"  # where looking costs nothing
     ready = _ready(X, valid, unpadded or (on_cpu and bool(valid.all())))
-    X, fine = ready.X, torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
-    if not X.numel() or (on_cpu and bool(norm_in_range(ready).isfinite().all())):
-        return ready, fine
-    if ready.unit > torch.finfo(torch.float64).eps:  # of a dtype whose squares stay in range: the norm tells
-        norm = norm_in_range(ready)
-        broken = ~norm.isfinite()
-        known = {"vector norm": norm.masked_fill(broken, 0.0)}
-    else:
-        # The least and the largest entry are NaN or infinite when any is.
-        least, largest = X.flatten(-2).aminmax(dim=-1)
-        broken, known = ~(least.isfinite() & largest.isfinite()), {}
-    return replace(ready, X=X.masked_fill(broken[..., None, None], 0.0), memo=known), broken
+    if not X.numel() or (on_cpu and _is_finite(ready)):
+        return ready, torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
+    broken = ~_finite_samples(ready)
+    kept = {name: ready.memo[name] for name in ("norms",) if name in ready.memo}
+    return replace(ready, memo=kept, broken=broken), broken
 
 
 def _ready(X: Tensor, valid: Tensor, unpadded: bool) -> Tokens:
-    """Tokens in float64, zero at padding."""
-    unit, X = unit_of(X.dtype), X.to(torch.float64)
-    X = X if unpadded else X.masked_fill(~valid[..., None], 0.0)
-    return Tokens(X, valid, valid.sum(-1), unit, unpadded)
+    """Tokens that nobody has looked at."""
+    return Tokens(X, valid, valid.sum(-1), unit_of(X.dtype), unpadded, fused=is_fused(X))
+
+
+def _is_finite(ready: Tokens) -> bool:
+    """True if there is surely no NaN or infinity among the entries: sums and squares may leave the range where these
+    do not."""
+    if ready.fused:  # a pass over large tokens that makes no copy
+        return bool(ready.given.sum(dtype=torch.float64).isfinite())
+    return bool(norm_in_range(ready).isfinite().all())
+
+
+def _finite_samples(ready: Tokens) -> Bool[Tensor, "*batch"]:
+    """True for samples without NaN and infinity at valid tokens."""
+    if ready.fused:
+        return ready.norms[ORDER["max"], 0].isfinite()
+    least, largest = ready.X.flatten(-2).aminmax(dim=-1)  # NaN or infinite when any entry is
+    return least.isfinite() & largest.isfinite()
 
 
 def norm_in_range(ready: Tokens) -> Values:
@@ -128,7 +158,7 @@ def valid_tokens(shape: torch.Size, padding: Tensor | None, device: torch.device
 
 def nan_where_empty(values: Values, of: Tokens) -> Values:
     """A sample without any token has no value: NaN, never a number that looks measured."""
-    if of.unpadded and of.X.shape[-2]:
+    if of.unpadded and of.given.shape[-2]:
         return values
     return values.masked_fill(of.count == 0, torch.nan)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from rankscope.errors import PathError
 from rankscope.metrics import dobrushin
 from rankscope.metrics.catalogue import metric
-from rankscope.metrics.residuals import frobenius_norm, mu, residual
+from rankscope.metrics.residuals import mu, residual
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.metrics.residuals import frobenius_norm, mu
+from rankscope.metrics.residuals import mu
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.metrics.tokens import unit_of
 from rankscope.nets.order import Half
 from rankscope.nets.parts import Part

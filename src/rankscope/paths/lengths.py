@@ -16,7 +16,7 @@ from torch import Tensor
 from rankscope.errors import ClosureError, FileError
 from rankscope.files import atomic
 from rankscope.metrics.catalogue import metric
-from rankscope.metrics.residuals import frobenius_norm
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.metrics.tokens import Values, tokens, unit_of
 from rankscope.nets.plain import Tokens
 from rankscope.paths.frozen import Frozen

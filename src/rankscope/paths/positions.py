@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError
-from rankscope.metrics.residuals import frobenius_norm
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.nets.order import Half
 from rankscope.nets.plain import Tokens
 from rankscope.nets.traversal import Block

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.metrics.residuals import frobenius_norm
+from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.nets.order import Branch, Half
 from rankscope.nets.plain import Tokens
 from rankscope.nets.transformer import Transformer

@@ -1,0 +1,117 @@
+"""Norms of tokens and of their residual about the mean token, all of them in one go over the tokens.
+
+`residuals.py` reads its metrics off these numbers, in deviation arithmetic too, and `tokens.py` whether tokens are
+finite. With m the mean token of a sample and R = X - 1 m^T, of X and of R:
+
+    ||A||_{1,inf} = sqrt(max_j sum_i |A_ij|  max_i sum_j |A_ij|),    ||A||_F,    max_ij |A_ij|.
+
+What takes the time is reading X. On a GPU, `token_norms_triton.py` reads it once from memory, as it came, without a
+copy in float64. On a CPU large tokens are taken a few samples at a time, so that these stay in the cache.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from rankscope.shapes import Bool, Float
+
+Norms = Float[Tensor, "3 2 *batch"]
+"""Composite, Frobenius and max norm; of X, and of X minus its mean token."""
+ORDER = {"composite": 0, "frobenius": 1, "max": 2}
+PIECE = 2**17  # entries in float64 that are held at once on a CPU, a sample at least
+LARGE = {torch.float64: 2**20, torch.float32: PIECE, torch.float16: PIECE, torch.bfloat16: PIECE}
+"""Entries of a dtype from which a CPU takes less time for all norms, piece by piece, than for one of a whole copy."""
+HAS_TRITON = find_spec("triton") is not None
+
+
+def on_gpu(X: Tensor) -> bool:
+    """True if the kernel for GPUs takes these tokens."""
+    return X.is_cuda and HAS_TRITON and X.numel() > 0 and _plain(X)
+
+
+def is_fused(X: Tensor) -> bool:
+    """True if all norms together take less time than the formulas of some of them: on a GPU, and for large tokens."""
+    if X.device.type != "cpu":
+        return on_gpu(X)
+    return X.numel() > LARGE.get(X.dtype, PIECE) and _plain(X)
+
+
+def _plain(X: Tensor) -> bool:
+    """True for ordinary tensors of ordinary numbers that nobody differentiates."""
+    return type(X) is Tensor and X.dtype in LARGE and not (X.requires_grad and torch.is_grad_enabled())
+
+
+def token_norms(X: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*batch token"] | None = None) -> Norms:
+    """All norms of tokens, in float64; entries may be of any size, and NaN or infinity among them gives NaN.
+
+    Args:
+        X: The tokens, of any floating dtype. Rows that are not valid may hold anything.
+        valid: True at tokens; None if every row is one.
+    """
+    batch, samples = X.shape[:-2], X.shape[:-2].numel()
+    X = X.reshape(samples, *X.shape[-2:])
+    valid = None if valid is None else valid.reshape(X.shape[:-1])
+    if on_gpu(X):
+        from rankscope.metrics.token_norms_triton import fused_token_norms
+
+        return fused_token_norms(X, valid).view(3, 2, *batch)
+    at_once = max(1, samples if X.device.type != "cpu" else PIECE // max(1, X.shape[1:].numel()))
+    pieces = torch.split(X, at_once)
+    masks = [None] * len(pieces) if valid is None else torch.split(valid, at_once)
+    parts = [_of_piece(piece, mask) for piece, mask in zip(pieces, masks, strict=True)]
+    return torch.cat(parts, -1).view(3, 2, *batch)
+
+
+def _of_piece(X: Tensor, valid: Tensor | None) -> Norms:
+    """The norms of some samples, by torch; X and its residual lie side by side, for one call of each sum."""
+    both = torch.empty(2, *X.shape, dtype=torch.float64, device=X.device)
+    A, R = both.unbind()
+    A.copy_(X)
+    if valid is None:
+        torch.sub(A, A.sum(-2, keepdim=True) / max(1, X.shape[-2]), out=R)
+    else:
+        A.masked_fill_(~valid[..., None], 0.0)
+        mean = A.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None]
+        torch.addcmul(A, valid[..., None].to(A.dtype), mean, value=-1, out=R)
+    frobenius = frobenius_norm(both)
+    both.abs_()
+    columns, rows = both.sum(-2), both.sum(-1)
+    largest = _largest(_largest(both))
+    norms = torch.stack([_largest(columns).sqrt() * _largest(rows).sqrt(), frobenius, largest])
+    return norms.masked_fill(~largest[0].isfinite(), torch.nan)
+
+
+def composite_norm(A: Float[Tensor, "*batch token width"]) -> Float[Tensor, "*batch"]:
+    """`||A||_{1,inf} = sqrt(||A||_1 ||A||_inf)`, largest column sum times largest row sum of |A|.
+
+    Submultiplicative, but not a norm: with A the 5 x 5 matrix of ones in its first column,
+    c(A) = c(A^T) = sqrt 5 and c(A + A^T) = 6 > 2 sqrt 5.
+    """
+    if on_gpu(A):
+        return token_norms(A)[0, 0]
+    size = A.abs()
+    columns, rows = size.sum(-2), size.sum(-1)
+    return _largest(columns).sqrt() * _largest(rows).sqrt()  # the product could leave the range
+
+
+def frobenius_norm(A: Float[Tensor, "*batch token width"]) -> Float[Tensor, "*batch"]:
+    """`||A||_F`, the root of the sum of squares."""
+    if on_gpu(A):
+        return token_norms(A)[1, 0]
+    if A.device.type == "cpu":  # elsewhere, looking would wait for all that was started before
+        norm = torch.linalg.vector_norm(A, dim=(-2, -1))
+        if bool(((norm > 1e-140) & (norm < 1e140)).all()):
+            return norm
+    size = max_norm(A)  # squares could leave the range
+    unit = A / size.masked_fill(size == 0, 1.0)[..., None, None]
+    return size * torch.linalg.vector_norm(unit, dim=(-2, -1))
+
+
+def max_norm(A: Float[Tensor, "*batch token width"]) -> Float[Tensor, "*batch"]:
+    """The largest entry, `max_ij |A_ij|`."""
+    return _largest(A.abs().flatten(-2))
+
+
+def _largest(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    return x.amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])

@@ -1,0 +1,169 @@
+"""`token_norms` on a GPU: one kernel that reads tokens from memory once, and one that brings its numbers together.
+
+A program has some columns of a sample, all its tokens: a **slab**. It goes over the slab twice: sums, largest and
+smallest entries of columns first, whence the mean token; then, of X and of R = X - 1 m^T, sums of |entries| by row and
+column, and of squares. Slabs that are in work at the same time fit into the GPU's cache, or nearly, where the second
+read finds them. Subtraction from the mean does not change the order of entries, so the largest |R_ij| is known
+before the second read, and squares are taken in units of it: they cannot leave the range.
+
+What slabs give is added up over the slabs of a sample: sums of rows by torch, the rest by `_finish`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+EXPONENT = tl.constexpr(0x7FF << 52)  # The bits of a float64 that hold its exponent
+LEAST = tl.constexpr(1 << 52)  # 2^-1022
+MOST = tl.constexpr(2045 << 52)  # 2^1022
+BOTH = tl.constexpr(2046 << 52)  # The bits of p and of 1 / p add up to this, p a power of two
+
+BYTES = 128  # of a row of a slab
+FEW = 256  # slabs by which a GPU is not busy: then they are made narrower
+NARROWEST = 32  # bytes of a row of a slab
+ENTRIES = 1024  # entries of a slab that are read at once
+WARPS = 8
+STAGES = 3  # blocks of entries that are under way at a time
+
+
+@triton.jit
+def _power_of_two(x):  # type: ignore[no-untyped-def]
+    """(p, 1 / p), p the power of two of the size of x > 0, between 2^-1022 and 2^1022."""
+    bits = tl.minimum(tl.maximum(x.to(tl.int64, bitcast=True) & EXPONENT, LEAST), MOST)
+    return bits.to(tl.float64, bitcast=True), (-bits + BOTH).to(tl.float64, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _entries(place, row, x_row, n, is_column, is_row, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Entries of some rows of a slab in float64, zero in rows that do not count. They are asked for before it is known
+    which rows those are."""
+    inside = (row < n)[:, None] & is_column[None, :]
+    x = tl.load(place[None, :] + row[:, None].to(tl.int64) * x_row, mask=inside, other=0.0)
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32).to(tl.float64)
+    if PADDED:
+        x = tl.where(is_row[:, None], x, 0.0)
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _slab(  # type: ignore[no-untyped-def]
+    X, V, ROWS, NUMBERS, x_batch, x_row, n, d, slabs, all_slabs,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`ROWS` [2, batch, slab, token]: sums of |entries| of rows; `NUMBERS` [3, 2, batch, slab]: largest sum of
+    |entries| of a column, sum of squares in units of the power of two of the largest entry, largest entry."""
+    pid = tl.program_id(0).to(tl.int64)
+    sample, slab = pid // slabs, pid % slabs
+    column = slab * WIDTH + tl.arange(0, WIDTH)
+    is_column = column < d
+    place = X + sample * x_batch + column
+    count = tl.zeros([TOKENS], tl.float64)
+    total = tl.zeros([TOKENS, WIDTH], tl.float64)
+    highest = tl.full([TOKENS, WIDTH], -float("inf"), tl.float64)
+    lowest = tl.full([TOKENS, WIDTH], float("inf"), tl.float64)
+    for start in tl.range(0, n, TOKENS, num_stages=STAGES):
+        row = start + tl.arange(0, TOKENS)
+        is_row = row < n
+        if PADDED:
+            is_row = is_row & (tl.load(V + sample * n + row, mask=is_row, other=0) != 0)
+        x = _entries(place, row, x_row, n, is_column, is_row, PADDED)
+        count += tl.where(is_row, 1.0, 0.0)
+        total += x
+        highest = tl.maximum(highest, tl.where(is_row[:, None], x, -float("inf")))
+        lowest = tl.minimum(lowest, tl.where(is_row[:, None], x, float("inf")))
+    tokens = tl.sum(count, 0)
+    mean = tl.sum(total, 0) / tl.maximum(tokens, 1.0)
+    high, low = tl.max(highest, 0), tl.min(lowest, 0)
+    high, low = tl.where(tokens > 0, high, 0.0), tl.where(tokens > 0, low, 0.0)
+    largest_x = tl.max(tl.maximum(high, -low), 0)
+    largest_r = tl.max(tl.maximum(high - mean, mean - low), 0)
+    _, per_x = _power_of_two(largest_x)
+    _, per_r = _power_of_two(largest_r)
+    column_x = tl.zeros([TOKENS, WIDTH], tl.float64)
+    column_r = tl.zeros([TOKENS, WIDTH], tl.float64)
+    square_x = tl.zeros([TOKENS, WIDTH], tl.float64)
+    square_r = tl.zeros([TOKENS, WIDTH], tl.float64)
+    for start in tl.range(0, n, TOKENS, num_stages=STAGES):
+        row = start + tl.arange(0, TOKENS)
+        is_row, is_place = row < n, row < n
+        if PADDED:
+            is_row = is_row & (tl.load(V + sample * n + row, mask=is_row, other=0) != 0)
+        x = _entries(place, row, x_row, n, is_column, is_row, PADDED)
+        r = tl.where(is_row[:, None], x - mean[None, :], 0.0)
+        size_x, size_r = tl.abs(x), tl.abs(r)
+        column_x += size_x
+        column_r += size_r
+        size_in_units = size_x * per_x
+        square_x += size_in_units * size_in_units
+        size_in_units = size_r * per_r
+        square_r += size_in_units * size_in_units
+        at = ROWS + pid * n + row
+        tl.store(at, tl.sum(size_x, 1), mask=is_place)
+        tl.store(at + all_slabs * n, tl.sum(size_r, 1), mask=is_place)
+    at = NUMBERS + pid
+    tl.store(at, tl.max(tl.sum(column_x, 0), 0))
+    tl.store(at + all_slabs, tl.max(tl.sum(column_r, 0), 0))
+    tl.store(at + 2 * all_slabs, tl.sum(tl.sum(square_x, 0), 0))
+    tl.store(at + 3 * all_slabs, tl.sum(tl.sum(square_r, 0), 0))
+    tl.store(at + 4 * all_slabs, largest_x)
+    tl.store(at + 5 * all_slabs, largest_r)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finish(NUMBERS, ROW, NORMS, batch, slabs, all_slabs, SLABS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The norms [3, 2, batch] of one sample, from `NUMBERS` of its slabs and the largest sum of a row, `ROW`
+    [2, batch]; NaN where an entry of X is no number."""
+    sample, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slab = tl.arange(0, SLABS)
+    is_slab = slab < slabs
+    at = NUMBERS + sample * slabs + slab
+    of_x = tl.load(at + 2 * all_slabs, mask=is_slab, other=0.0)
+    at += which * all_slabs
+    column = tl.load(at, mask=is_slab, other=0.0)
+    square = tl.load(at + 2 * all_slabs, mask=is_slab, other=0.0)
+    largest = tl.load(at + 4 * all_slabs, mask=is_slab, other=0.0)
+    unit, _ = _power_of_two(largest)
+    most, per_most = _power_of_two(tl.max(largest, 0))
+    share = unit * per_most
+    frobenius = tl.sqrt(tl.sum(square * share * share, 0)) * most
+    row = tl.load(ROW + which * batch + sample)
+    composite = tl.sqrt(tl.max(column, 0)) * tl.sqrt(row)
+    finite = tl.sum(tl.where(of_x < float("inf"), 0, 1), 0) == 0  # NaN is not below infinity
+    nan = float("nan")
+    at = NORMS + which * batch + sample
+    tl.store(at, tl.where(finite, composite, nan))
+    tl.store(at + 2 * batch, tl.where(finite, frobenius, nan))
+    tl.store(at + 4 * batch, tl.where(finite, tl.max(largest, 0), nan))
+
+
+def _width(X: Tensor) -> int:
+    """How many columns a slab has."""
+    bytes = BYTES
+    while bytes > NARROWEST and len(X) * triton.cdiv(X.shape[2] * X.itemsize, bytes) < FEW:
+        bytes //= 2
+    return max(1, bytes // X.itemsize)
+
+
+def fused_token_norms(X: Tensor, valid: Tensor | None) -> Tensor:
+    """The norms `[3, 2, batch]` of tokens `[batch, token, width]`, of which rows that are not valid are left out."""
+    X = X if X.stride(2) == 1 else X.contiguous()
+    batch, n, d = X.shape
+    width = _width(X)
+    slabs = triton.cdiv(d, width)
+    rows = torch.empty(2, batch, slabs, n, dtype=torch.float64, device=X.device)
+    numbers = torch.empty(3, 2, batch, slabs, dtype=torch.float64, device=X.device)
+    norms = torch.empty(3, 2, batch, dtype=torch.float64, device=X.device)
+    mask = X if valid is None else valid.contiguous().view(torch.uint8)
+    tokens = min(triton.next_power_of_2(n), max(1, ENTRIES // width))
+    with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
+        _slab[(batch * slabs,)](
+            X, mask, rows, numbers, X.stride(0), X.stride(1), n, d, slabs, batch * slabs,
+            PADDED=valid is not None, WIDTH=width, TOKENS=tokens, STAGES=STAGES, num_warps=WARPS,
+        )  # fmt: skip
+        longest = rows.sum(2).amax(-1)
+        _finish[(batch, 2)](
+            numbers, longest, norms, batch, slabs, batch * slabs, SLABS=triton.next_power_of_2(slabs), num_warps=1
+        )
+    return norms

@@ -1,0 +1,150 @@
+"""The kernel for GPUs, by Triton's interpreter, against the formulas of `ReferenceRow` that it stands for."""
+
+import math
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankscope.deviation import softmax
+from rankscope.deviation.decisions import Presuming, Recording, answering
+from rankscope.deviation.softmax import ReferenceRow
+from rankscope.deviation.state import ValidTokens
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of the interpreter: rows of padding see nothing
+]
+EPS = torch.finfo(torch.float64).eps
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
+    return import_module("rankscope.deviation.softmax_triton")
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[ReferenceRow, Tensor, Tensor, ValidTokens]:
+    """A reference row, D of any scale, what rows see, and which are tokens."""
+    batch, heads, n = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 20))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    sharpness, scale = draw(st.sampled_from([0.1, 1.0, 8.0])), draw(st.sampled_from([1e-3, 1.0, 4.0, 40.0]))
+    ref = sharpness * torch.randn(batch, heads, n, generator=generator, dtype=torch.float64)
+    D = scale * torch.randn(batch, heads, n, n, generator=generator, dtype=torch.float64)
+    mask = draw(st.sampled_from(["complete", "causal", "window"]))
+    valid = torch.ones(batch, n, dtype=torch.bool)
+    if draw(st.booleans()):
+        valid[0, max(1, n // 2) :] = False
+    visible = torch.ones(n, n, dtype=torch.bool)
+    visible = visible if mask == "complete" else visible.tril()
+    visible = visible.triu(-2) if mask == "window" else visible
+    visible = (visible & valid[:, None] & valid[:, :, None])[:, None]
+    log = torch.tensor(draw(st.sampled_from([0.0, -1.0, -40.0, -1e5])), dtype=torch.float64).repeat(batch, heads)
+    at = 0 if mask == "complete" else -1
+    last = valid.sum(1)[:, None].expand(-1, heads) - 1 if at else torch.zeros(batch, heads, dtype=torch.long)
+    seen = visible[:, 0].gather(1, last[..., None].expand(-1, -1, n))[:, :, None]
+    D = D - D.gather(2, last[..., None, None].expand(-1, -1, 1, n))
+    alike = ((visible == seen).all(-1) | ~valid[:, None]).all(-1)
+    return ReferenceRow.of(ref, log, seen, visible.any(2), alike), D, visible, ValidTokens(valid)
+
+
+def fused(shared: ReferenceRow, D: Tensor, visible: Tensor, valid: ValidTokens, by_column: bool) -> Any:
+    size, factor = shared.level.clamp(min=-600.0).exp(), (shared.log - shared.level).clamp(max=600.0).exp()
+    return shared._fused(D, factor, size, visible, valid, by_column)
+
+
+@given(given_rows=rows(), by_column=st.booleans(), entries=st.sampled_from([1, 64, 2048]))
+def test_where_no_score_is_far_the_kernel_gives_the_formulas(
+    given_rows: tuple[ReferenceRow, Tensor, Tensor, ValidTokens], by_column: bool, entries: int
+) -> None:
+    shared, D, visible, valid = given_rows
+    module: Any = import_module("rankscope.deviation.softmax_triton")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ENTRIES", entries)
+        change, log, far = fused(shared, D, visible, valid, by_column)
+    expected, expected_log = shared.changes(D.clone(), visible, valid, by_column=by_column)
+    if bool(far.any()):
+        return
+    rows_seen = valid.mask[:, None, :, None].expand_as(change)
+    assert bool((change.masked_select(~rows_seen) == 0).all())
+    # Of padding alone, `changes` takes its other formula, whose units may be others.
+    a, b = (x.masked_select(rows_seen) for x in (change * (log - expected_log).exp(), expected))
+    size = float(b.abs().max()) if b.numel() else 0.0
+    x = (D.abs().amax() * shared.log.exp().amax()).clamp(max=60.0)  # e^x is rounded by x eps, as is x
+    assert bool(((a - b).abs() <= EPS * (40 + 8 * float(x)) * (b.abs() + size)).all())
+
+
+@given(given_rows=rows())
+def test_the_kernel_asks_what_the_formulas_ask(given_rows: tuple[ReferenceRow, Tensor, Tensor, ValidTokens]) -> None:
+    """Without padding, of which the kernel does not look at rows."""
+    shared, D, visible, valid = given_rows
+    if not bool(valid.mask.all()):
+        return
+    size = shared.level.clamp(min=-600.0).exp()[..., None, None]
+    U = (D - D.gather(3, shared.top[:, :, None].expand(-1, -1, D.shape[2], 1))) * (
+        (shared.log - shared.level).clamp(max=600.0).exp()[..., None, None]
+    )
+    assert bool(fused(shared, D, visible, valid, False)[2].any()) == shared._far(U, size, visible)
+
+
+def test_answers_of_the_kernel_are_recorded_and_presumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmax, "has_kernel", lambda D: True)
+    n, valid = 5, ValidTokens(torch.ones(1, 5, dtype=torch.bool))
+    all_seen = torch.ones(1, 1, n, n, dtype=torch.bool)
+    alike = torch.ones(1, 1, dtype=torch.bool)
+    ref = torch.randn(1, 1, n, dtype=torch.float64)
+    shared = ReferenceRow.of(ref, torch.zeros(1, 1).double(), all_seen[:, :, :1], all_seen.any(2), alike)
+    D = torch.randn(1, 1, n, n, dtype=torch.float64)
+    D[:, :, 0] = 0.0
+    with answering(Recording()) as recording:
+        near, _ = shared.changes(D, all_seen, valid)
+    assert recording.answers == {(0, "softmax.far_of_kernel", 0): 1}
+    P = (ref[:, :, None] + D).softmax(-1)
+    expected = (P - P[:, :, :1]).scatter(3, shared.top[:, :, None].expand(-1, -1, n, 1), 0.0)
+    reach = shared.log_others.amax()
+    torch.testing.assert_close(near * reach.exp(), expected, rtol=1e-12, atol=1e-14)
+    with answering(Presuming(recording.answers)) as presuming:
+        shared.changes(100 * D, all_seen, valid)
+    assert presuming.violations(D).tolist() == [True]
+    with answering(Recording()) as recording:
+        steep, log = shared.changes(100 * D, all_seen, valid)
+    assert recording.answers[0, "softmax.far_of_kernel", 0] == 0
+    P = (ref[:, :, None] + 100 * D).softmax(-1)
+    expected = (P - P[:, :, :1]).scatter(3, shared.top[:, :, None].expand(-1, -1, n, 1), 0.0)
+    torch.testing.assert_close(steep * log.exp(), expected, rtol=1e-9, atol=1e-12)
+
+
+@given(st.floats(-760.0, 709.0), st.integers(0, 99))
+def test_exponentials_to_two_units_in_the_last_place(x: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    X = x * 10.0 ** (-20 * torch.rand(64, generator=generator, dtype=torch.float64))
+    X[0] = x
+    for value, *both in zip(X.tolist(), *(t.tolist() for t in exponentials(X)), strict=True):
+        for found, true in zip(both, (mpmath.expm1(value), mpmath.exp(value)), strict=True):
+            assert abs(mpmath.mpf(found) - true) <= 2 * math.ulp(float(true)), (value, found)
+
+
+def exponentials(X: Tensor) -> tuple[Tensor, Tensor]:
+    """(expm1, exp) of the kernel, at 64 numbers; the interpreter looks for names among the globals of this file."""
+    import triton
+    from triton import language
+
+    module: Any = import_module("rankscope.deviation.softmax_triton")
+    globals().update(tl=language, both_of=module._exponentials)
+    results = torch.empty_like(X), torch.empty_like(X)
+    triton.jit(_run)[(1,)](X, *results)
+    return results
+
+
+def _run(X: Any, Y: Any, Z: Any) -> None:
+    at = tl.arange(0, 64)  # noqa: F821
+    grown, power = both_of(tl.load(X + at))  # noqa: F821
+    tl.store(Y + at, grown)  # noqa: F821
+    tl.store(Z + at, power)  # noqa: F821
