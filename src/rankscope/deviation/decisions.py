@@ -67,6 +67,7 @@ class Presuming(Recording):
     def __init__(self, answers: Answers) -> None:
         super().__init__()
         self.answers = answers
+        self.kept: list[Tensor] = []  # tensors that outlive the pass: a graph reads them where they lie
         self.violated: list[Bool[Tensor, " question"]] = []
 
     def answer(self, name: str, condition: Tensor) -> int:
@@ -118,6 +119,13 @@ def at_layer(index: int) -> None:
     asking = _asking.get()
     if asking is not None:
         asking.layer = index
+
+
+def keep(t: Tensor) -> None:
+    """Keeps a tensor that is no input and no result of a pass for as long as a graph reads it."""
+    asking = _asking.get()
+    if isinstance(asking, Presuming):
+        asking.kept.append(t)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankscope.deviation.by_rows import PatternByRows, RowMaker, StreamedDeviation
 from rankscope.deviation.comparison import SHORTEST
-from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.decisions import keep, must_compute
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, spread
 from rankscope.deviation.scores import ScoreParts, Scores
@@ -46,32 +46,35 @@ class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
     def __init__(
-        self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, second_half: bool = False
+        self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, copies: int = 0
     ) -> None:
-        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place. With
-        `second_half`, the samples of the first half of a batch stay as they are."""
+        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place.
+
+        With `copies`, tensors hold so many copies of all samples after the samples themselves, along the first axis,
+        and the copies alone are moved, each in another way."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
-        self.second_half = second_half
+        self.copies = copies
         self.row = torch.zeros(0, dtype=torch.float64)
-        self.rows: list[Tensor] = []  # all rows so far: a captured pass reads them where they lie
 
     def perturb(self, t: Tensor) -> Tensor:
         """The tensor with every entry moved by a share of its own, the same in all samples."""
         if not t.numel():
             return t
-        count = t[0].numel()
+        ways = max(1, self.copies)
+        count = ways * t[0].numel()
         length = _length(count)
         if len(self.row) < length or self.row.device != t.device:
             self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, length, t.device)
-            self.rows.append(self.row)
+        keep(self.row)
         self.calls += 1
         start = self.calls * 1009 % (length - count)
-        share = self.row[start : start + count].view(t.shape[1:])
+        share = self.row[start : start + count].view(ways, *t.shape[1:])
         share = share * (self.units * precision(t) if self.largest_share is None else self.largest_share)
-        if not self.second_half:
+        if not self.copies:
             return torch.addcmul(t, t, share)
-        halves = t.unflatten(0, (2, -1))
-        return torch.addcmul(halves, halves, torch.stack([torch.zeros_like(share), share])[:, None]).flatten(0, 1)
+        of_each = t.unflatten(0, (1 + self.copies, -1))
+        shares = torch.cat([torch.zeros_like(share[:1]), share])[:, None]
+        return torch.addcmul(of_each, of_each, shares).flatten(0, 1)
 
     def of(self, result: Any) -> Any:
         """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its place."""
@@ -267,8 +270,8 @@ def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassS
 class PerturbedPlain(_PerturbedTokens, Plain):
     """The plain arithmetic in float64, every result perturbed."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
-        self.noise, self.losses = Perturbation(seed), NormLosses(arch)
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0) -> None:
+        self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(arch)
         super().__init__(arch, _with_perturbed_memory(settings, self.noise))
 
 
@@ -276,15 +279,14 @@ class PerturbedDeviation(_Perturbed, Deviation):
     """Deviation arithmetic, every result perturbed. Scores are moved by more: rules take differences of them,
     and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, second_half: bool = False) -> None:
-        """Perturb every sample, or with `second_half` those of the second half of a batch."""
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0) -> None:
         super().__init__(arch, settings)
-        self._set_up(seed, second_half)
+        self._set_up(seed, copies)
 
-    def _set_up(self, seed: int, second_half: bool = False) -> None:
-        """Draw the perturbations of this seed."""
-        self.noise, self.losses = Perturbation(seed, second_half=second_half), NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=16 * UNITS, second_half=second_half)
+    def _set_up(self, seed: int, copies: int = 0) -> None:
+        """Draw the perturbations of this seed, of all samples or of `copies` of them."""
+        self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(self.arch)
+        self.of_scores = Perturbation(seed, units=16 * UNITS, copies=copies)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 

@@ -9,6 +9,7 @@ rules of `rules.py` (`nets/traversal.py` calls them), or on a GPU through all at
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
+from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.norms import has_rule, normalise
-from rankscope.deviation.replay import can_replay, pass_cache
+from rankscope.deviation.replay import can_replay, replay_cache, weights_key
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
@@ -114,25 +116,41 @@ def propagate(
 
 def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
     """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
-    net, rules, state = inputs.net, inputs.rules, inputs.state
+    net, state = inputs.net, inputs.state
     yield restored(DeviationStep(0, state, None), inputs.order)
-    if at_once(inputs):
-        for layer, output in enumerate(pass_cache().run(net, inputs.settings, state).layers, 1):
-            yield restored(DeviationStep(layer, *output), inputs.order)
-        return
-    for block in net.blocks:
-        if not state.R.value.shape[1]:
-            yield DeviationStep(block.index + 1, state, _empty_pattern(net, state))
-            continue
-        step = run_block(inputs.block(block.index), rules, state)
-        state = step.state
+    plain = not (inputs.doubled or inputs.by_rows)
+    if state.x.log.is_cuda and plain and can_replay(net, *state.valid.mask.shape, net.arch.layers):
+        tensors = StartingTensors(state, inputs.settings)
+        steps = iter(replay_cache.run(("layers", weights_key(net)), partial(_all_blocks, net), tensors))
+    else:
+        steps = _block_by_block(inputs)
+    for step in steps:
         yield restored(step, inputs.order)
 
 
-def at_once(inputs: "PassInputs", passes: int = 1) -> bool:
-    """True if all layers of `passes` passes are run in one go, and held (`replay.py`)."""
-    wanted = inputs.state.x.log.is_cuda
-    return wanted and not (inputs.doubled or inputs.by_rows) and can_replay(inputs.net, inputs.state, passes)
+class StartingTensors(NamedTuple):
+    """The tensors of a pass's inputs."""
+
+    state: State
+    settings: PassSettings
+
+
+def _all_blocks(net: Transformer, tensors: StartingTensors) -> tuple[DeviationStep, ...]:
+    """The layers as a function of tensors."""
+    return tuple(_block_by_block(PassInputs(net, tensors.state, tensors.settings, None)))
+
+
+def _block_by_block(inputs: "PassInputs") -> Iterator[DeviationStep]:
+    """Yields the layers, valid tokens first."""
+    rules, state = inputs.rules, inputs.state
+    for block in inputs.net.blocks:
+        at_layer(block.index + 1)
+        if not state.R.value.shape[1]:
+            yield DeviationStep(block.index + 1, state, _empty_pattern(inputs.net, state))
+            continue
+        step = run_block(inputs.block(block.index), rules, state)
+        state = step.state
+        yield step
 
 
 def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:

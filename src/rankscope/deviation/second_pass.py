@@ -130,7 +130,7 @@ class DeviationPasses:
         if by_rows is not None:
             self.rules = PerturbedRows(inputs.net, settings, block_bytes=by_rows.block_bytes)
         elif together:
-            self.rules = PerturbedDeviation(arch, _twice(settings), second_half=True)
+            self.rules = PerturbedDeviation(arch, _twice(settings), copies=1)
         else:
             self.rules = PerturbedDeviation(arch, settings)
         self.first_rules = inputs.rules

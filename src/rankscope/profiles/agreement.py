@@ -190,7 +190,7 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
     perturbation of its result alone does not reach: rounding may have hidden what is counted."""
     width, (_, broken) = state.R.value.shape[-1], state.finite
     less = reading.value < (state.valid.count[:, 0] - 1).clamp(max=width)
-    if metric.rule is None or broken is not None or not bool(less.any()):
+    if metric.rule is None or broken is not None or not must_compute("agreement.fewer", less.any()):
         return torch.zeros_like(less)
     residual = second.step.state.residual.value
     return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * UNIT) > reading.value)

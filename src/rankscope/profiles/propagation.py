@@ -3,7 +3,7 @@
 Called by `measure` (`layer_pass`, by way of `run_side_by_side`) and by whoever has readers of their own (`one_pass`).
 In order: what readers need is asked; the network is brought into its arithmetic and onto its device; memory is checked
 (`pass_cost.py`); then each batch runs layer by layer (`_layer_steps`: plain rules, deviation arithmetic alone, with its
-second pass, or in doubled precision), and every reader is shown every step.
+second pass, or in doubled precision; on a GPU captured, `captured.py`), and every reader is shown every step.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,8 +27,9 @@ from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.padding import padding_from
 from rankscope.nets.streaming import AttentionRequest, size_of_attention, streamed, streams
+from rankscope.profiles.captured import captured_steps
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
-from rankscope.profiles.readers import Reader
+from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.readings import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
 
@@ -154,7 +155,8 @@ def layer_pass(
     def steps_from(start: int) -> Iterator[LayerStep]:
         samples = slice(start, start + batch)
         rows = request if _large(net, X[samples], kind, options) else None
-        return _layer_steps(net.for_samples(start, start + batch), X[samples], valid[samples], start, options, rows)
+        of_batch = net.for_samples(start, start + batch)
+        return _layer_steps(of_batch, X[samples], valid[samples], start, readers, options, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     side_by_side = net.streamed and X.ndim == 3
@@ -179,7 +181,13 @@ def layer_pass(
 
 
 def _layer_steps(
-    net: Transformer, X: Tensor, valid: Tensor, start: int, options: PassOptions, request: AttentionRequest | None
+    net: Transformer,
+    X: Tensor,
+    valid: Tensor,
+    start: int,
+    readers: Sequence[Reader],
+    options: PassOptions,
+    request: AttentionRequest | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with the second pass of each where one was asked for."""
     padding, arithmetic = ~valid, options.arithmetic
@@ -193,7 +201,14 @@ def _layer_steps(
             yield LayerStep(net, start, valid, confirmation.doubled, confirmation=confirmation)
     else:
         inputs = PassInputs.of(net, X, padding, by_rows=request is not None, block_bytes=options.block_bytes)
-        if options.check and X.shape[1]:
+        wanted = [reader.metrics for reader in readers if isinstance(reader, MetricReader)]
+        steps = None
+        if request is None and X.is_cuda and len(wanted) == 1:
+            hold = not all(isinstance(reader, MetricReader | CheckReader) for reader in readers)
+            steps = captured_steps(inputs, valid, start, wanted[0], check=options.check, hold=hold)
+        if steps is not None:
+            yield from steps
+        elif options.check and X.shape[1]:
             for step, second in with_second_pass(inputs, request):
                 rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
                 yield LayerStep(net, start, valid, step, second, rows)
