@@ -217,7 +217,7 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
         R = R + product(excess.mapped(lambda t: t[..., None]), common)
     # zeros do not set the scale
     x = (v.x if total is None else v.x.mapped(lambda t: t * total[..., None]).normalised()) + mean
-    if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid)).any()):
+    if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid))):
         plain = Scaled(P.times(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, plain, R)
     if len(active_heads) < arch.heads:
@@ -241,7 +241,7 @@ def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Ten
     """True for heads where values that some token attends to are on average below a hundredth of the mean output."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
-    if not must_compute("attention.lengths", (least < SHORT * most).any()):
+    if not must_compute("attention.lengths", (least < SHORT * most)):
         return torch.zeros_like(least, dtype=torch.bool)
     attended = P.times(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
     return attended.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)

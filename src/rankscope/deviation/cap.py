@@ -107,7 +107,7 @@ def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: Ca
     bent = Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
     new_D = tanh_change(at + down + across, D.explicit(), D) + bent
     reached = (about.largest > math.log(REACHED * cap)).flatten()
-    if must_compute("cap.reached", reached.any()):
+    if must_compute("cap.reached", reached):
         fine_ref, fine_D = _about_scores(c, r, h, D, r_a, D_a, about.key.flatten(0, 1)[..., None])
         queries, keys = (mask.repeat_interleave(shape[1], 0) for mask in (constant.queries, constant.keys))
         new_ref = chosen(reached, fine_ref.within(keys[:, None]), new_ref)

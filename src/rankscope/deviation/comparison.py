@@ -78,7 +78,7 @@ def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with steep scores where two passes disagree on log P, by how much one token is attended to more
     than another, or under a cap, which hides that, on scores before it. They may have attended to the same token by
     chance."""
-    if not must_compute("comparison.undecided", steep_scores(P).any()):
+    if not must_compute("comparison.undecided", steep_scores(P)):
         return _none(P)
     if isinstance(P, PatternByRows):
         assert isinstance(second, PatternByRows)
@@ -113,7 +113,7 @@ def cut_away(P: AnyPattern, state: State) -> Bool[Tensor, " batch"]:
     """True for samples with scores that were cut where more than the largest score of each row decides about the
     tokens after the layer, `state`: a row attends to several tokens, or tokens differ by next to nothing."""
     cut = cut_heads(P)
-    if not must_compute("comparison.cut_away", cut.any()):
+    if not must_compute("comparison.cut_away", cut):
         return _none(P)
     if isinstance(P, PatternByRows):
         several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())

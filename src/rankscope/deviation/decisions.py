@@ -9,8 +9,8 @@ every kernel that was started before. The files with rules ask (`can_skip`, `mus
 1. The first pass of a network over tokens of some shape runs under `Recording`: every question is answered
    by the numbers, and the answers are kept.
 2. The second pass runs under `Presuming` these answers: the same shortcuts are taken without looking, so
-   that nothing waits and the pass can be captured as a CUDA graph. The conditions they rest on become one
-   tensor, `violations`, which later replays of the graph compute anew.
+   that nothing waits and the pass can be captured as a CUDA graph. The conditions they rest on are looked at
+   together at the end, as one tensor, `violations`, which later replays of the graph compute anew.
 3. If a replay has violations, its result is dropped: the pass runs under `Recording` again, with `at_most`
    the former answers: from then on only shortcuts that both passes allow are presumed.
 
@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -48,9 +49,9 @@ class Recording:
         self._at_most = at_most or {}
         self._asked: Counter[tuple[int, str]] = Counter()
 
-    def answer(self, name: str, condition: Tensor) -> int:
-        """How much the condition, a truth value or a number, allows to leave out."""
-        question, allowed = self.question(name), int(condition)
+    def answer(self, name: str, condition: "Condition") -> int:
+        """How much the condition allows to leave out."""
+        question, allowed = self.question(name), condition.allowed()
         self.answers[question] = min(allowed, self._at_most.get(question, allowed))
         return self.answers[question]
 
@@ -68,50 +69,92 @@ class Presuming(Recording):
         super().__init__()
         self.answers = answers
         self.kept: list[Tensor] = []  # tensors that outlive the pass: a graph reads them where they lie
-        self.violated: list[Bool[Tensor, " question"]] = []
+        self.must_hold: dict[float | None, list[Tensor]] = {}
+        """Numbers that must lie within a limit, by that limit, and truth values of which none may be false."""
+        self.too_few: list[Bool[Tensor, "1"]] = []
 
-    def answer(self, name: str, condition: Tensor) -> int:
+    def answer(self, name: str, condition: "Condition") -> int:
         """The earlier answer; 0, the general formula, rests on nothing."""
         presumed = self.answers.get(self.question(name), 0)
-        if presumed:
-            self.violated.append((condition < presumed).reshape(1))
+        if presumed and isinstance(condition, Terms):
+            self.too_few.append((condition.needed > condition.most - presumed).reshape(1))
+        elif presumed and isinstance(condition, Holds):
+            numbers = condition.numbers()
+            if numbers.numel() > LOOKED_AT:
+                numbers = numbers.abs().max() if condition.within is not None else numbers.all()
+            self.must_hold.setdefault(condition.within, []).append(numbers.flatten())
         return presumed
 
-    def violations(self, like: Tensor) -> Bool[Tensor, " question"]:
-        """True for each presumed answer that the numbers do not allow; on the device of `like`."""
-        return torch.cat([torch.zeros(0, dtype=torch.bool, device=like.device), *self.violated])
+    def violations(self, like: Tensor) -> Bool[Tensor, " number"]:
+        """True for what the numbers do not allow; on the device of `like`. All is looked at in one go, which on a GPU
+        is a few kernels in place of some for each question."""
+        parts = [torch.zeros(0, dtype=torch.bool, device=like.device), *self.too_few]
+        for limit, numbers in self.must_hold.items():
+            together = torch.cat(numbers)
+            parts.append(~(together if limit is None else together.abs() <= limit))  # NaN is beyond every limit
+        return torch.cat(parts)
 
 
+LOOKED_AT = 4096  # entries of a condition that are kept to be looked at in the end; of more, one is made at once
+
+
+@dataclass(frozen=True)
+class Holds:
+    """The condition that all truth values hold, or with a limit that all numbers lie within it on both sides of 0."""
+
+    numbers: Callable[[], Tensor]
+    within: float | None = None
+
+    def allowed(self) -> int:
+        """1 if the condition holds."""
+        numbers = self.numbers()
+        return int((numbers if self.within is None else numbers.abs() <= self.within).all())
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The condition that so many terms are enough, of at most so many."""
+
+    needed: Tensor
+    most: int
+
+    def allowed(self) -> int:
+        """How many terms may be left out."""
+        return self.most - int(self.needed)
+
+
+Condition = Holds | Terms
 How = TypeVar("How", bound=Recording)
 _asking: ContextVar[Recording | None] = ContextVar("asking", default=None)
 
 
 def can_skip(name: str, condition: Tensor) -> bool:
-    """True if work can be left out where the condition holds; doing the work is always right."""
+    """True if work can be left out, where the condition holds in all its entries; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition if asking is None else asking.answer(name, condition))
+    return bool(condition.all() if asking is None else asking.answer(name, Holds(lambda: condition)))
 
 
 def must_compute(name: str, condition: Tensor) -> bool:
-    """True if work has to be done where the condition holds; doing the work is always right."""
+    """True if work has to be done, where the condition holds in some entry; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition) if asking is None else not asking.answer(name, ~condition)
+    return bool(condition.any()) if asking is None else not asking.answer(name, Holds(lambda: ~condition))
 
 
-def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor]) -> bool:
-    """True if one pass over the entries of a tensor can be left out.
+def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within: float | None = None) -> bool:
+    """True if one pass over the entries of a tensor can be left out: truth values all hold, or numbers lie within a
+    limit on both sides of 0.
 
     Off the CPU this is only asked while answers are kept: to wait for it takes longer than the pass."""
-    asking = _asking.get()
+    asking, holds = _asking.get(), Holds(condition, within)
     if asking is None:
-        return on.device.type == "cpu" and bool(condition())
-    return bool(asking.answer(name, condition()))
+        return on.device.type == "cpu" and bool(holds.allowed())
+    return bool(asking.answer(name, holds))
 
 
 def terms_needed(name: str, enough: Tensor, most: int) -> int:
     """How many terms of a series to sum, where `enough` suffice; more are always right, up to `most`."""
     asking = _asking.get()
-    return int(enough) if asking is None else most - asking.answer(name, most - enough)
+    return int(enough) if asking is None else most - asking.answer(name, Terms(enough, most))
 
 
 def at_layer(index: int) -> None:

@@ -46,7 +46,7 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     u = Scaled(covariance / product, r.log + t.log)
     ref, D = _log(across, columns).mapped(lambda v: v[..., 0]), _log(u, F * share @ G.mT / product)
     far = torch.stack([log.abs().flatten(2).amax(-1) for log in logs]).amax(0) > FAR  # [batch, head]
-    if not must_compute("linear.far", far.any()):
+    if not must_compute("linear.far", far):
         return ref, D
     zero = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
     return chosen(far, zero, ref), chosen(far, _sums(Wq, Wk), D)

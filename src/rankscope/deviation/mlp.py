@@ -76,7 +76,7 @@ def _gated(act: GatePair, z: Scaled, d: Scaled, x: Scaled, R: Scaled) -> tuple[S
     common, rest = _products(a, A, x, R)
     logs = torch.stack([A.log + x.log, a.log + R.log, A.log + R.log]).amax(0)
     sunk = (rest.log < logs - SUNK) & (torch.maximum(d.log, R.log) > LOWEST) | (common.log < a.log + x.log - SUNK)
-    if not must_compute("mlp.sunk", sunk.any()):
+    if not must_compute("mlp.sunk", sunk):
         return common, rest
     shape = R.value.shape
     z, d, x, R = (_by_entry(part, shape) for part in (rows(z), d, rows(x), R))
@@ -143,7 +143,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    if name in FADING and must_compute("mlp.faded", (gone := _faded(name, Z, D)).any()):
+    if name in FADING and must_compute("mlp.faded", (gone := _faded(name, Z, D))):
         fine, rest = (faded(name, Z, D, Scaled(d.value, d.log - outside)), _drawn(name, Z, D, d, outside, drawn))
         away = [Scaled(part.value, part.log + drawn) for part in fine]
         return chosen(gone, away[0], Scaled(common, drawn)), chosen(gone, away[1], rest)
@@ -154,7 +154,7 @@ def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
     """True for samples whose every unit, of the common token and of every token, lies in the activation's tail."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
-    if not D.shape[1] or not must_compute("mlp.low", low.any()):
+    if not D.shape[1] or not must_compute("mlp.low", low):
         return torch.zeros_like(low)
     return low & ((Z[:, None] + D).flatten(1).amax(1) < tail)
 
@@ -166,17 +166,17 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
-    if can_skip("mlp.all_large", large.all()):
+    if can_skip("mlp.all_large", large):
         return Scaled(_plain(name, Z, D, outside), drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
     quotient = _quotient(name, Z, D, reach.clamp(max=LARGE))
-    if name in FADING and must_compute("mlp.slope_outside", (outside > 0).any()):
+    if name in FADING and must_compute("mlp.slope_outside", (outside > 0)):
         # A step below float64's range is small beside any Z: the slope.
         slope = SERIES[name]((Z * spread(outside.clamp(0.0, 690.0).exp(), Z)).clamp(-LINEAR, LINEAR), 1)[1]
         exact = torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
         quotient = torch.where(spread(outside > 0, D), exact, quotient)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
-    if not must_compute("mlp.any_large", large.any()):
+    if not must_compute("mlp.any_large", large):
         return change
     return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change)
 
@@ -184,7 +184,7 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
 def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
     """act(e^outside z) / e^outside; an entry that is small beside the others of its sample may not be in the
     linear range, and is brought back to size one."""
-    if name not in FADING or not must_compute("mlp.value_outside", (outside > 0).any()):
+    if name not in FADING or not must_compute("mlp.value_outside", (outside > 0)):
         return VALUES[name](z)
     grow = spread(outside.clamp(0.0, 690.0).exp(), z)
     grown = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
@@ -211,7 +211,7 @@ def _plain_part(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
     """`_plain` of some of the tokens."""
     Z = Z[:, None]
     W = Z + D
-    if saves_a_pass("mlp.inside", outside, lambda: (outside <= 0).all()):
+    if saves_a_pass("mlp.inside", outside, lambda: outside <= 0):
         after, before = (GATES[name](-V.abs()) for V in (W, Z))
     else:
         grow = spread(outside.clamp(0.0, 690.0).exp(), D)

@@ -78,9 +78,9 @@ class StateNormOperations:
         length = torch.linalg.vector_norm(c.value, dim=-1)
         longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
         large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-        if can_skip("norms.all_large", large.all()):
+        if can_skip("norms.all_large", large):
             return _plain(c, r, state, count, eps)
-        if not must_compute("norms.any_large", large.any()):
+        if not must_compute("norms.any_large", large):
             return _small(c, r, state, count, eps, perturb)
         plain, small = _plain(c, r, state, count, eps), _small(c, r, state, count, eps, perturb)
         return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
@@ -121,11 +121,11 @@ def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
     """Tokens c + r over their sd, each formed and divided by itself, with no common token; where lengths of
     tokens are 1e120 apart, each token is taken in units of its own largest entry first."""
     log, valid = torch.maximum(c.log, r.log), state.valid
-    alone = saves_a_pass("norms.no_common_token", log, lambda: (c.log <= LOWEST).all())
+    alone = saves_a_pass("norms.no_common_token", log, lambda: c.log <= LOWEST)
     Y = r.at(log) if alone else c.at(log)[:, None] + r.at(log)
     square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / count  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
-    if must_compute("norms.shortest", ((square < SHORTEST) & valid.mask[..., None]).any()):
+    if must_compute("norms.shortest", ((square < SHORTEST) & valid.mask[..., None])):
         size = Y.abs().amax(-1, keepdim=True)
         size = size.masked_fill(size == 0, 1.0)
         Y, unit = Y / size, unit + size.log()
@@ -135,7 +135,7 @@ def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
         # What is shorter than sqrt(eps) keeps its length in units of that.
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
         square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
-        if must_compute("norms.shrunk", (shrunk < 0).any()):
+        if must_compute("norms.shrunk", (shrunk < 0)):
             scale = shrunk.masked_fill(~valid.mask[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
             left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
     R = Scaled(valid.zero_padding(left / _positive(square).sqrt()), scale).normalised()

@@ -188,7 +188,7 @@ def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Ten
     e = _less_average(P.logits.reference.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])
     alike = ((P.visible == row).all(-1)[:, 0] | ~valid).all(-1)  # [batch]
-    if can_skip("shape_pattern.alike", alike.all()):
+    if can_skip("shape_pattern.alike", alike):
         return e, P.off_top
     scores = P.logits.reference.mapped(lambda t: t[:, :, None]) + P.logits.D
     E = _less_average(scores, P.visible)

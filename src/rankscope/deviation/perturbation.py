@@ -37,7 +37,7 @@ from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
 
 CACHED = {"cpu": 2**22}
-"""The longest random row that is kept for later passes, by device; 2^25 elsewhere, where drawing takes long."""
+"""The longest random row that is kept for later passes, by device; 2^27 elsewhere, where drawing takes long."""
 CALLS_PER_LAYER = 1000  # by how much the count of calls at the start of a layer exceeds that of the layer before
 UNITS = 4  # by how much an entry is moved at most, in units of its last place
 
@@ -54,27 +54,23 @@ class Perturbation:
         and the copies alone are moved, each in another way."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
         self.copies = copies
-        self.row = torch.zeros(0, dtype=torch.float64)
+        self.row = torch.zeros(1, 0, dtype=torch.float64)
 
     def perturb(self, t: Tensor) -> Tensor:
         """The tensor with every entry moved by a share of its own, the same in all samples."""
         if not t.numel():
             return t
-        ways = max(1, self.copies)
-        count = ways * t[0].numel()
+        count = t[0].numel()
         length = _length(count)
-        if len(self.row) < length or self.row.device != t.device:
-            self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, length, t.device)
+        if self.row.shape[1] < length or self.row.device != t.device:
+            self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, self.copies, length, t.device)
         keep(self.row)
         self.calls += 1
         start = self.calls * 1009 % (length - count)
-        share = self.row[start : start + count].view(ways, *t.shape[1:])
-        share = share * (self.units * precision(t) if self.largest_share is None else self.largest_share)
-        if not self.copies:
-            return torch.addcmul(t, t, share)
-        of_each = t.unflatten(0, (1 + self.copies, -1))
-        shares = torch.cat([torch.zeros_like(share[:1]), share])[:, None]
-        return torch.addcmul(of_each, of_each, shares).flatten(0, 1)
+        share = self.row[:, start : start + count].view(-1, 1, *t.shape[1:])  # [1 + copies, 1, ...], or [1, 1, ...]
+        size = self.units * precision(t) if self.largest_share is None else self.largest_share
+        of_each = t.unflatten(0, (len(share), -1)) if self.copies else t[None]
+        return torch.addcmul(of_each, of_each, share, value=size).flatten(0, 1)
 
     def of(self, result: Any) -> Any:
         """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its place."""
@@ -90,7 +86,7 @@ class Perturbation:
 
 def is_cached(count: int, device: torch.device) -> bool:
     """True if the random row for tensors of `count` entries is kept for later passes."""
-    return _length(count) <= CACHED.get(device.type, 2**25)
+    return _length(count) <= CACHED.get(device.type, 2**27)
 
 
 def _length(count: int) -> int:
@@ -98,24 +94,26 @@ def _length(count: int) -> int:
     return 2 * count + 8192
 
 
-def _row(seed: int, length: int, device: torch.device) -> Tensor:
-    """Random numbers between -1 and 1, the same for the same seed and length on every device."""
-    uniform = torch.rand(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (2 * uniform - 1).to(device)
+def _row(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
+    """Random numbers between -1 and 1, the same for the same seed and length on every device; with copies a row for each
+    of them, below a row of zeros for the samples themselves."""
+    uniform = torch.rand(max(1, copies), length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = 2 * uniform - 1
+    return (torch.cat([torch.zeros_like(rows[:1]), rows]) if copies else rows).to(device)
 
 
-_longest: dict[tuple[int, torch.device], Tensor] = {}  # the longest row of each seed: a shorter one is its beginning
+_longest: dict[tuple[int, int, torch.device], Tensor] = {}  # by seed and copies: shorter rows are their beginnings
 MOST_ROWS = 8  # rows that are kept, the latest
 
 
-def _kept(seed: int, length: int, device: torch.device) -> Tensor:
-    """The random row of `_row`, from the cache if it is there."""
-    row = _longest.get((seed, device))
-    if row is None or len(row) < length:
-        row = _longest[seed, device] = _row(seed, length, device)
+def _kept(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
+    """The random rows of `_row`, from the cache if they are there."""
+    rows = _longest.get((seed, copies, device))
+    if rows is None or rows.shape[1] < length:
+        rows = _longest[seed, copies, device] = _row(seed, copies, length, device)
         if len(_longest) > MOST_ROWS:
             _longest.pop(next(iter(_longest)), None)  # another thread may have removed it
-    return row[:length]
+    return rows[:, :length]
 
 
 NEGLIGIBLE = math.log(1e-20)  # the log of a token's length after a norm below which it is nothing beside the others
@@ -166,7 +164,7 @@ class NormLosses:
         if self.least == -math.inf:
             return True
         reach = self.least - math.log(SHORTEST) + NEGLIGIBLE
-        return isinstance(tokens, State) and must_compute("perturbation.long", (tokens.log > reach).any())
+        return isinstance(tokens, State) and must_compute("perturbation.long", (tokens.log > reach))
 
     def met_heads(self, rules: Any, block: Block, tokens: Any, valid: Tensor) -> None:
         """Look at queries and keys of one entry, of which their norm leaves the sign; one that is zero because its

@@ -94,7 +94,7 @@ def with_second_pass(
     order, passes = inputs.order, DeviationPasses(inputs, by_rows, together)
     at_layer(0)
     float_passes = FloatPasses(inputs, by_rows) if floats and trusts_floats(inputs.net.arch) else None
-    if float_passes is not None and can_skip("second_pass.float64", float_passes.last.sees.all()):
+    if float_passes is not None and can_skip("second_pass.float64", float_passes.last.sees):
         first = start = float_passes.last  # deviation arithmetic will start from there
         shown = first.restored(order)
         yield shown.step, FloatSecondPass(shown, None, first, passes)
@@ -105,7 +105,7 @@ def with_second_pass(
         at_layer(block.index + 1)
         if float_passes is not None:
             before, layer = float_passes.last, float_passes.run_layer(block)
-            if can_skip("second_pass.float64", layer.sees.all()):
+            if can_skip("second_pass.float64", layer.sees):
                 float_passes.last = layer
                 if can_skip("second_pass.slight", layer.slight):
                     start = layer.tokens_alone
@@ -189,7 +189,7 @@ class DeviationPasses:
             suspect = suspect | self._folded(tokens.any(-1))
         if block.arch.parts:  # they have no rule for what may be zero: no zero is proved
             return UnprovedZeros.all(before[0], step, active)
-        if not must_compute("second_pass.zeros", suspect.any()):
+        if not must_compute("second_pass.zeros", suspect):
             return UnprovedZeros.none(before[0], block.arch.heads)
         self.rules.begin(block)
         found = unproved(block, self.rules, _joined(before) if self.together else before[1], short)
@@ -205,7 +205,7 @@ def _hidden(step: DeviationStep, second: DeviationStep) -> Bool[Tensor, " batch"
     hidden = torch.zeros_like(step.state.valid.mask[:, 0])
     for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
         P: comparison.AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)
-        if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P).any()):
+        if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P)):
             continue
         Q: comparison.AnyPattern = getattr(second, name) or getattr(second, name_of_rows)
         pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix

@@ -69,7 +69,7 @@ class ReferenceRow(NamedTuple):
         fused = has_kernel(D)
         if fused:
             change, log, far = self._fused(D, factor, size, visible, valid, by_column)
-            if not must_compute("softmax.far_of_kernel", far.any()):
+            if not must_compute("softmax.far_of_kernel", far):
                 return change, log
         size = spread(size, D)
         U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
@@ -107,15 +107,15 @@ class ReferenceRow(NamedTuple):
         U is D minus its column j*, in units of `size`."""
         if not U.numel():
             return False
-        if must_compute("softmax.far", (U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
+        if must_compute("softmax.far", (U.flatten(2).amax(-1) * size.flatten(1) > FAR)):
             return True
-        if not can_skip("softmax.top_seen", _seen_at(self.top, visible).all()):
+        if not can_skip("softmax.top_seen", _seen_at(self.top, visible)):
             return True
-        if can_skip("softmax.nothing_alone", (self.seen | ~visible).all()):
+        if can_skip("softmax.nothing_alone", (self.seen | ~visible)):
             return False
         # What the reference row misses.
         alone = (self.log_w[:, :, None] + U * size).masked_fill(self.seen | ~visible, 0.0)
-        return must_compute("softmax.far_alone", (alone.abs() > FAR).any())
+        return must_compute("softmax.far_alone", (alone.abs() > FAR))
 
     def _gentle(self, U: Tensor, size: Tensor, visible: Visible, by_column: bool) -> tuple[Tensor, Tensor]:
         """(Delta_ij = p_j (expm1(D_ij) - m_i) / (1 + m_i) in units of `size` and of e^reach, reach), where no score is
@@ -124,8 +124,8 @@ class ReferenceRow(NamedTuple):
         reach = _reach(log_others[:, :, None], by_column)
         weight = (log_others[:, :, None] - reach).exp()  # e^w in units of e^reach
         E = (U * size).expm1_()
-        E = E if saves_a_pass("softmax.unit_size", size, lambda: (size == 1).all()) else E.div_(size)
-        if can_skip("softmax.complete", visible.all() & seen.all()):
+        E = E if saves_a_pass("softmax.unit_size", size, lambda: size == 1) else E.div_(size)
+        if can_skip("softmax.complete", visible.all() & seen):
             m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
             return E.sub_(m).mul_(weight).div_(1 + size * m), reach
         alone = torch.exp(U * size) / size

@@ -38,7 +38,7 @@ class ValidTokens:
     @cached_property
     def all(self) -> bool:
         """True if no position of the batch is padding; False is always safe."""
-        return can_skip("state.no_padding", self.mask.all())
+        return can_skip("state.no_padding", self.mask)
 
     @cached_property
     def first(self) -> Tensor:
@@ -102,11 +102,11 @@ class State:
         longest = torch.linalg.vector_norm(R.value, dim=-1)
         longest = longest.amax(-1) if longest.shape[-1] else torch.zeros_like(length)
         apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
-        if must_compute("state.any_apart", apart.any()):
+        if must_compute("state.any_apart", apart):
             tokens = self.R
-            if not saves_a_pass("state.no_common_token", apart, lambda: (self.x.log <= LOWEST).all()):
+            if not saves_a_pass("state.no_common_token", apart, lambda: self.x.log <= LOWEST):
                 tokens = (tokens + self.x.mapped(lambda v: v[:, None])).mapped(self.valid.zero_padding)
-            R = tokens if saves_a_pass("state.all_apart", apart, apart.all) else chosen(apart, tokens, R)
+            R = tokens if saves_a_pass("state.all_apart", apart, lambda: apart) else chosen(apart, tokens, R)
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
         return State(x, R.normalised(), self.valid)
 
@@ -125,7 +125,7 @@ class State:
         """(the state with zeros in place of samples that hold NaN, which these are): None if there are none, and the
         state itself. NaN among the numbers is NaN in their log, once they are normalised."""
         broken = self.log.isnan()
-        if not must_compute("state.broken", broken.any()):
+        if not must_compute("state.broken", broken):
             return self, None
         x, R = (Scaled(torch.zeros_like(part.value), torch.full_like(part.log, LOWEST)) for part in (self.x, self.R))
         return State(chosen(broken, x, self.x), chosen(broken, R, self.R), self.valid), broken

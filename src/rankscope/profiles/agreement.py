@@ -73,7 +73,7 @@ def checked_floats(
             reading = replace(reading, floor=torch.zeros_like(reading.floor))
         unsure = error > AGREED
         reading = replace(reading, digits=_digits(reading, error))
-        if must_compute("agreement.unsure", unsure.any()):
+        if must_compute("agreement.unsure", unsure):
             step, second = by_deviation(metric)
             exact = read(metric, step)
             assert exact is not None
@@ -190,7 +190,7 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
     perturbation of its result alone does not reach: rounding may have hidden what is counted."""
     width, (_, broken) = state.R.value.shape[-1], state.finite
     less = reading.value < (state.valid.count[:, 0] - 1).clamp(max=width)
-    if metric.rule is None or broken is not None or not must_compute("agreement.fewer", less.any()):
+    if metric.rule is None or broken is not None or not must_compute("agreement.fewer", less):
         return torch.zeros_like(less)
     residual = second.step.state.residual.value
     return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * UNIT) > reading.value)
@@ -225,7 +225,7 @@ def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     if P is None or metric.of not in ("attention", "heads"):
         return nothing
     cut = comparison.cut_heads(P)
-    if not must_compute("agreement.cut", cut.any()):
+    if not must_compute("agreement.cut", cut):
         return nothing
     if metric.of == "heads":
         return cut & comparison.alike_rows(P)

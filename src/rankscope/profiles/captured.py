@@ -6,6 +6,7 @@ leave the GPU together; what other readers look at is copied only where there ar
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,18 +14,21 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep
+from rankscope.deviation.decisions import at_layer
+from rankscope.deviation.float_passes import FloatLayer
 from rankscope.deviation.propagate import PassInputs, restored, run_block
 from rankscope.deviation.replay import can_replay, replay_cache, weights_key
-from rankscope.deviation.second_pass import FloatSecondPass, with_second_pass
-from rankscope.deviation.state import State
+from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
+from rankscope.deviation.state import State, ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.profiles.readings import Readings
+from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerNumbers, LayerStep
 
-ALIVE = 20  # layers of one pass in whose memory both passes and all readings of a layer are computed
+ALIVE = 20  # layers of one pass in whose memory both passes of a layer are computed
 
 
 class CapturedInputs(NamedTuple):
@@ -79,30 +83,83 @@ def _passes(
 ) -> CapturedPasses:
     """Both passes through all layers, and what is read of each."""
     inputs = PassInputs(net, given.state, given.settings, given.order)
-    numbers: list[Tensor] = []
-    forms: list[LayerForm] = []
-    steps: list[Step | DeviationStep] = []
+    layers = []
     for step, second in with_second_pass(inputs, together=True) if check else _first_pass(inputs):
         rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
-        layer = LayerStep(net, 0, given.valid, step, second, rows)
-        readings, defect = layer.readings(metrics), layer.row_sum_defect
-        held = []
-        for metric, reading in readings:
+        layers.append(LayerStep(net, 0, given.valid, step, second, rows))
+    readings = _readings(layers, metrics)
+    numbers: list[Tensor] = []
+    forms = []
+    for layer, of_layer in zip(layers, readings, strict=True):
+        places = []
+        for metric, reading in of_layer:
             parts = [reading.value, reading.log10, reading.floor, reading.digits]
             numbers += [part.flatten() for part in parts if part is not None]
-            held.append((metrics.index(metric), tuple(reading.value.shape), reading.digits is not None))
+            places.append((metrics.index(metric), tuple(reading.value.shape), reading.digits is not None))
+        defect = layer.row_sum_defect
         numbers += [layer.finite.double()[None], *([] if defect is None else [defect.double()[None]])]
-        forms.append(LayerForm(tuple(held), defect is not None))
-        steps += [step] if hold else []
-    return CapturedPasses(torch.cat(numbers), tuple(forms), tuple(steps))
+        forms.append(LayerForm(tuple(places), defect is not None))
+    return CapturedPasses(torch.cat(numbers), tuple(forms), tuple(layer.step for layer in layers if hold))
+
+
+def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> list[Readings]:
+    """The readings of each layer; those of tokens are taken of all layers of an arithmetic in one go."""
+    of_tokens = [metric for metric in metrics if metric.of == "tokens"]
+    others = [metric for metric in metrics if metric.of != "tokens"]
+    readings = [layer.readings(others) if others else [] for layer in layers]
+    for arithmetic in (Step, DeviationStep) if of_tokens else ():
+        group = [index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic)]
+        if not group:
+            continue
+        for metric, reading in _side_by_side([layers[index] for index in group]).readings(of_tokens):
+            digits = [None] * len(group) if reading.digits is None else reading.digits.chunk(len(group))
+            parts = (part.chunk(len(group)) for part in (reading.value, reading.log10, reading.floor))
+            for index, *of_layer in zip(group, *parts, digits, strict=True):
+                readings[index].append((metric, Reading(*of_layer)))
+    return [in_order(of_layer, metrics) for of_layer in readings]
+
+
+def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
+    """The tokens of several layers as samples of one."""
+    first, valid = layers[0], torch.cat([layer.valid for layer in layers])
+    seconds = [layer.second for layer in layers]
+    if isinstance(first.step, DeviationStep):
+        steps = [layer.step for layer in layers if isinstance(layer.step, DeviationStep)]
+        of_deviation = [second for second in seconds if isinstance(second, DeviationSecondPass)]
+        second = None
+        if of_deviation:
+            step = _joined([other.step for other in of_deviation])
+            second = DeviationSecondPass(step, torch.cat([other.lost for other in of_deviation]))
+        return replace(first, valid=valid, step=_joined(steps), second=second)
+    parts = [second.layer for second in seconds if isinstance(second, FloatSecondPass)]
+    wide, narrow = (
+        Step(0, torch.cat([part.state for part in steps]), None)
+        for steps in ([part.step for part in parts], [part.narrow for part in parts])
+    )
+    distance, sees = (torch.cat(column) for column in zip(*((part.distance, part.sees) for part in parts), strict=True))
+    layer = FloatLayer(wide, narrow, None, None, distance, sees, valid)
+    assert isinstance(first.second, FloatSecondPass)
+    return replace(first, valid=valid, step=wide, rows=None, second=replace(first.second, layer=layer))
+
+
+def _joined(steps: Sequence[DeviationStep]) -> DeviationStep:
+    """The states of several layers as samples of one."""
+    x, R = (
+        Scaled(torch.cat([part.value for part in parts]), torch.cat([part.log for part in parts]))
+        for parts in ([step.state.x for step in steps], [step.state.R for step in steps])
+    )
+    return DeviationStep(0, State(x, R, ValidTokens(torch.cat([step.state.valid.mask for step in steps]))), None)
 
 
 def _first_pass(inputs: PassInputs) -> Iterator[tuple[DeviationStep, None]]:
     """The layers of the first pass alone."""
     state = inputs.state
+    at_layer(0)
     yield restored(DeviationStep(0, state, None), inputs.order), None
+    rules = inputs.rules
     for block in inputs.net.blocks:
-        step = run_block(block, inputs.rules, state)
+        at_layer(block.index + 1)
+        step = run_block(block, rules, state)
         state = step.state
         yield restored(step, inputs.order), None
 
