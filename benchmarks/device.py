@@ -165,6 +165,7 @@ def kernels() -> None:
     off = float(((there * (b - a).exp() - expected).abs() / (expected.abs() + 1e-3 * expected.abs().amax())).max())
     print(f"  softmax's deviations: {off:.0e}")
     has_kernel, softmax.has_kernel = softmax.has_kernel, lambda D: False
+    make()  # what is set up at first use is not captured
     plain = torch.cuda.CUDAGraph()
     with answering(Presuming(dict.fromkeys(SHORTCUTS, 1))), torch.cuda.graph(plain):
         make()
