@@ -1,7 +1,7 @@
 """On an accelerator: `python -m benchmarks.device [first ...]`, one section or all of them.
 
-Deviation arithmetic, replayed, and `measure` against a float64 forward pass; the same numbers as
-on the CPU; sums over paths and certificates; metrics against the card's copy bandwidth; 131,072 tokens.
+Deviation arithmetic, replayed, and `measure` against a float64 forward pass; the same numbers as on the CPU; sums over
+paths and certificates; metrics and kernels against the card's copy bandwidth; 131,072 tokens.
 """
 
 import sys
@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.timing import least_seconds
 from rankscope.deviation import propagate
+from rankscope.deviation.decisions import Presuming, answering
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths.frozen import freeze
 from rankscope.paths.polynomials import length_terms
@@ -124,6 +125,74 @@ def metrics() -> None:
         print(f"  {name:24} {1e3 * each:6.2f} ms, {X.nbytes / each / copied:5.0%} of the copy's", flush=True)
 
 
+def kernels() -> None:
+    """The kernels against torch's formulas on the CPU, and by how much of a copy's bandwidth they read."""
+    from rankscope.deviation import softmax
+    from rankscope.deviation.state import ValidTokens
+    from rankscope.metrics.token_norms import token_norms
+
+    for shape, dtype in product([(3, 70, 130), (2, 1000, 770), (1, 5000, 64)], [torch.float64, torch.bfloat16]):
+        for size in (1.0, 1e-200, 1e200) if dtype == torch.float64 else (1.0,):
+            X = (size * (1 + torch.randn(shape, dtype=torch.float64))).to(dtype)
+            for valid in (None, torch.rand(shape[:2]) < 0.7):
+                there = token_norms(X.cuda(), None if valid is None else valid.cuda()).cpu()
+                expected = token_norms(X, valid)
+                off = float(((there - expected).abs() / expected.clamp(min=5e-324)).max())
+                print(f"  norms of {shape}, {dtype}, {size:g}, padding {valid is not None}: {off:.0e}", flush=True)
+    for shape, dtype in product([(64, 1024, 768), (4, 8192, 4096)], [torch.float64, torch.float32, torch.bfloat16]):
+        X = torch.randn(shape, device="cuda").to(dtype)
+        valid = torch.rand(shape[:2], device="cuda") < 0.9
+        cases: dict[str, Callable[[], object]] = {"all": partial(token_norms, X)}
+        _bandwidth(f"norms of {shape}, {dtype}", X, cases | {"with padding": partial(token_norms, X, valid)})
+    D = torch.randn(32, 12, 128, 128, dtype=torch.float64)
+    D[:, :, 5] = 0.0  # the reference row
+    ref, log = torch.randn(32, 12, 128, dtype=torch.float64), torch.zeros(32, 12, dtype=torch.float64)
+    visible, alike = torch.ones(32, 1, 128, 128, dtype=torch.bool), torch.ones(32, 12, dtype=torch.bool)
+    results, given = [], [ref, log, visible[:, :, :1].expand(-1, 12, -1, -1), visible.any(2), alike]
+    for device in ("cpu", "cuda"):
+        of_rows = [t.to(device) for t in (D, visible)]
+        shared = softmax.ReferenceRow.of(*(t.to(device) for t in given))
+        make = partial(shared.changes, of_rows[0], of_rows[1], ValidTokens(visible[:, 0, 0].to(device)))
+        results.append([t.cpu() for t in make()])
+    (expected, a), (there, b) = results
+    off = float(((there * (b - a).exp() - expected).abs() / (expected.abs() + 1e-3 * expected.abs().amax())).max())
+    print(f"  softmax's deviations: {off:.0e}")
+    has_kernel, softmax.has_kernel = softmax.has_kernel, lambda D: False
+    make()  # what is set up at first use is not captured
+    plain = torch.cuda.CUDAGraph()
+    with answering(Presuming(dict.fromkeys(SHORTCUTS, 1))), torch.cuda.graph(plain):
+        make()
+    softmax.has_kernel = has_kernel
+    fused = torch.cuda.CUDAGraph()
+    with answering(Presuming(dict.fromkeys(SHORTCUTS, 1))), torch.cuda.graph(fused):
+        make()
+    _bandwidth("softmax's deviations", of_rows[0], {"torch, replayed": plain.replay, "kernel, replayed": fused.replay})
+
+
+SHORTCUTS = [
+    (0, f"softmax.{name}", 0) for name in ("far_of_kernel", "far", "top_seen", "nothing_alone", "unit_size", "complete")
+]
+
+
+def _bandwidth(what: str, X: torch.Tensor, cases: dict[str, Callable[[], object]]) -> None:
+    """Print the bytes of X over the time of each case, as a share of the bandwidth of a copy, by the GPU's clock."""
+    room, events = torch.empty_like(X), [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    taken = {}
+    for name, case in {"copy": lambda: room.copy_(X), **cases}.items():
+        rounds = []
+        for _ in range(12):
+            events[0].record()
+            case()
+            events[1].record()
+            torch.cuda.synchronize()
+            rounds.append(1e-3 * events[0].elapsed_time(events[1]))
+        taken[name] = min(rounds)
+    copied = 2 * X.nbytes / taken.pop("copy")
+    for name, each in taken.items():
+        share = X.nbytes / each / copied
+        print(f"  {what}, {name}: {1e3 * each:.3f} ms, {share:4.0%} of the copy's {copied / 1e12:.2f} TB/s", flush=True)
+
+
 def long() -> None:
     """A small GPT, 4 layers of width 256 in 4 heads, float32: tokens alone, and with entropy and sinks."""
     arch = Architecture(layers=4, width=256, heads=4, mask="causal", positions="rotary")
@@ -141,7 +210,7 @@ def long() -> None:
 
 
 SECTIONS = {
-    "passes": passes, "agreement": agreement, "sums": sums, "metrics": metrics, "long": long,
+    "passes": passes, "agreement": agreement, "sums": sums, "metrics": metrics, "kernels": kernels, "long": long,
 }  # fmt: skip
 
 if __name__ == "__main__":

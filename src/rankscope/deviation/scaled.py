@@ -8,6 +8,9 @@ about size one with the log of its scale beside it has no such end: the log is i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +29,7 @@ WIDEST = 30.0  # how far the log of the largest entry of V may be from zero befo
 DISTANT = 300.0
 """Before a sum of two tensors whose logs differ by more, both are rescaled: the one at the larger scale may
 be zero, and must not set the scale of the sum."""
+HAS_TRITON = find_spec("triton") is not None
 SMALL = 1e-200  # factors below this go into the log
 
 
@@ -60,14 +64,11 @@ class Scaled:
         """Equal numbers with entries of value about one; where all are zero, the log is `LOWEST`. A sample that holds
         infinity becomes NaN: beside it no other entry keeps its size."""
         size = self.largest()
-        zero = size == 0
-        step = near_log(size.masked_fill(zero, 1.0))
-        step = step.masked_fill(step.isinf(), torch.nan)
-        if saves_a_pass("scaled.normalised", step, lambda: step, WIDEST):
-            return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
-        half = spread((-step / 2).exp(), self.value)  # e^-step itself overflows at subnormal sizes
-        value = self.value * half * half
-        return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
+        sizes = (_by_kernel if has_kernel(size) else Rescaling)(size, self.log)
+        if saves_a_pass("scaled.normalised", size, lambda: sizes.near):
+            return Scaled(self.value, sizes.kept)
+        half = spread(sizes.half, self.value)  # e^-step itself overflows at subnormal sizes
+        return Scaled(self.value * half * half, sizes.moved)
 
     def unit(self) -> "Scaled":
         """Equal numbers with the largest |entry| of value about one, so that squares stay in range. What rounding moves
@@ -119,6 +120,65 @@ class Scaled:
     def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Scaled":
         """The image of the numbers under a linear map of tensors, which leaves the scale alone."""
         return Scaled(linear(self.value), self.log)
+
+
+def has_kernel(size: Tensor) -> bool:
+    """True if one kernel computes what `Scaled.normalised` asks of samples: on a GPU, unless a compiler traces, which
+    fuses the formulas itself."""
+    if not (size.is_cuda and HAS_TRITON and size.numel() and type(size) is Tensor):
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is None
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """The numbers of samples that `Scaled.normalised` needs, each when it is asked for."""
+
+    size: LogScales  # the largest |entry| of each sample's value
+    log: LogScales
+
+    @cached_property
+    def step(self) -> LogScales:
+        """The log of the size; 0 of zero and NaN of infinity."""
+        step = near_log(self.size.masked_fill(self.size == 0, 1.0))
+        return step.masked_fill(step.isinf(), torch.nan)
+
+    @property
+    def near(self) -> Bool[Tensor, "*batch"]:
+        """True where values may stay as they are."""
+        return self.step.abs() <= WIDEST
+
+    @property
+    def kept(self) -> LogScales:
+        """The log beside values as they are."""
+        return self.log.masked_fill(self.size == 0, LOWEST).clamp(LOWEST, -LOWEST)
+
+    @property
+    def moved(self) -> LogScales:
+        """The log beside values of size one."""
+        return (self.log + self.step).masked_fill(self.size == 0, LOWEST).clamp(LOWEST, -LOWEST)
+
+    @property
+    def half(self) -> LogScales:
+        """The root of what makes values of size one."""
+        return (-self.step / 2).exp()
+
+
+class RescalingByKernel(NamedTuple):
+    """The numbers of a `Rescaling`, from one kernel."""
+
+    kept: LogScales
+    moved: LogScales
+    half: LogScales
+    near: Bool[Tensor, "*batch"]
+
+
+def _by_kernel(size: LogScales, log: LogScales) -> RescalingByKernel:
+    from rankscope.deviation.scaled_triton import rescaling
+
+    return RescalingByKernel(*rescaling(size, log, WIDEST, LOWEST))
 
 
 def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:

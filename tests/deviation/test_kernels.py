@@ -1,4 +1,4 @@
-"""The kernel for GPUs, by Triton's interpreter, against the formulas of `ReferenceRow` that it stands for."""
+"""The kernels for GPUs, by Triton's interpreter, against the formulas that they stand for."""
 
 import math
 from importlib import import_module
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation import softmax
+from rankscope.deviation import scaled, softmax
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import ValidTokens
@@ -119,6 +119,17 @@ def test_answers_of_the_kernel_are_recorded_and_presumed(monkeypatch: pytest.Mon
     P = (ref[:, :, None] + 100 * D).softmax(-1)
     expected = (P - P[:, :, :1]).scatter(3, shared.top[:, :, None].expand(-1, -1, n, 1), 0.0)
     torch.testing.assert_close(steep * log.exp(), expected, rtol=1e-9, atol=1e-12)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 5e-324, 1e-300, 1e-5, 1.0, 3.5, 1e14, 1e300, math.inf, math.nan]),
+                         st.floats(-1.2e300, 1.2e300) | st.floats(-1e3, 1e3) | st.just(math.nan)), min_size=1,
+                max_size=300))  # fmt: skip
+def test_the_kernel_of_sizes_gives_the_formulas(pairs: list[tuple[float, float]]) -> None:
+    size, log = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+    found, expected = scaled._by_kernel(size, log), scaled.Rescaling(size, log)
+    for name in found._fields:
+        a, b = getattr(found, name), getattr(expected, name)
+        torch.testing.assert_close(a, b, rtol=1e-15, atol=1e-15, equal_nan=True)
 
 
 @given(st.floats(-760.0, 709.0), st.integers(0, 99))
