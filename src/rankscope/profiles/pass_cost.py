@@ -1,7 +1,7 @@
 """What a pass will cost in memory and in time, told before it starts.
 
 Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches do
-(`batches_beside`), and by the command line, which says how long it will take (`seconds`).
+(`batches_beside`), and by `measure.py` and the command line, which say how long it will take (`seconds`).
 
 **Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its
 scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.
@@ -12,14 +12,16 @@ some blocks.
 
     n (numbers in its weight matrices) + 2 n^2 heads head_width
 
-times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give. Divided by
-how many of these this machine does a second in a product of matrices, and times what the arithmetic costs beside a
-plain pass (`PASSES`), that is the time, within a factor of two; files that are read on the way take longer.
+times in products of matrices; it goes over `n^2 heads + n (4 width + mlp_width)` entries of attention and of what its
+parts give; and every layer of every batch has small operations to start. What an arithmetic takes of each is its `Cost`,
+in products of matrices of this machine, which are timed (`rate`). The sum is the time within a factor of two; files
+that are read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
 """
 
 import math
 import time
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -106,15 +108,42 @@ def _in_bytes(size: int | float) -> str:
     return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"
 
 
-PASSES = {"float": 1.2, "deviation": 2.6, "checked": 4.6, "confirm": 80.0}
-"""As measured on one core, with metrics of tokens; "checked" has the second pass beside deviation."""
+class Cost(NamedTuple):
+    """What a kind of pass takes, on one kind of device."""
+
+    products: float  # times the products of matrices of a plain pass
+    entries: float  # multiplications and additions in the time of what happens to an entry beside products
+    start: float  # seconds of a layer of a batch, however small
+
+
+COSTS = {
+    "cpu": {
+        "float": Cost(1.2, 360.0, 0.0005),
+        "deviation": Cost(2.6, 780.0, 0.005),
+        "checked": Cost(4.6, 1400.0, 0.01),
+        "confirm": Cost(80.0, 24000.0, 0.05),
+    },
+    "cuda": {
+        "float": Cost(1.2, 360.0, 0.001),
+        "deviation": Cost(2.6, 2500.0, 0.006),
+        "checked": Cost(4.6, 5000.0, 0.012),
+        "confirm": Cost(80.0, 50000.0, 0.1),
+    },
+}
+"""With metrics of tokens, by device and kind of pass; "checked" has the second pass beside deviation. Other devices than
+these count as "cuda"."""
 LOOKED_AT = 1000  # layers of which the cost is taken, at most: a million would take longer than to begin
-ENTRY = 300  # multiplications and additions in the time of what happens to an entry beside products
 SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: less is done before the next is due
 
 
 def seconds(
-    arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device
+    arch: Architecture,
+    samples: int,
+    tokens: int,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    batch: int = 16,
 ) -> float:
     """The time that a pass will take.
 
@@ -122,15 +151,23 @@ def seconds(
         arch: The network's architecture.
         samples: Samples in all.
         tokens: Tokens of each.
-        kind: One of `PASSES`.
+        kind: "float", "deviation", "checked" (deviation with its second pass) or "confirm".
         dtype: The dtype that it runs in.
         device: Where it runs.
+        batch: Samples that run together.
     """
-    entries = tokens**2 * arch.heads + tokens * (4 * arch.width + arch.mlp_width)
-    beside = ENTRY * samples * arch.layers * entries
+    cost = COSTS.get(device.type, COSTS["cuda"])[kind]
     # Products of narrow numbers may be many times as fast; what goes over entries is not.
-    fast = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})
-    return PASSES[kind] * (multiply_adds(arch, samples, tokens) + beside) / fast
+    slow = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})
+    products = cost.products * multiply_adds(arch, samples, tokens) / rate(dtype, device)
+    beside = cost.entries * entries(arch, samples, tokens) / slow
+    return products + beside + cost.start * arch.layers * math.ceil(samples / batch)
+
+
+def entries(arch: Architecture, samples: int, tokens: int) -> float:
+    """The entries of attention, and of what the parts of layers give, that a plain pass goes over."""
+    mlp = 0 if arch.mlp == "none" else arch.mlp_width
+    return samples * arch.layers * (tokens**2 * arch.heads + tokens * (4 * arch.width + mlp))
 
 
 def multiply_adds(arch: Architecture, samples: int, tokens: int) -> float:

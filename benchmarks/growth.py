@@ -1,0 +1,308 @@
+"""How time and memory of `measure` grow with layers, tokens, width and samples, beside a plain forward pass.
+
+    python -m benchmarks.growth cpu FOLDER     # or cuda; writes growth_cpu.csv after each point, then table and figure
+    python -m benchmarks.growth draw FOLDER    # the table and the figure again, from growth_*.csv
+
+One of the four sizes changes at a time, about a base. On the CPU times are seconds of processor time of one thread, so
+that neighbours do not count, and memory is that of a process of its own; on a GPU they are seconds of the wall clock
+once passes are recorded, and what torch's allocator holds at the peak.
+"""
+
+import gc
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+
+from benchmarks.timing import forward, last_line, peak
+from rankscope.deviation.replay import pass_cache
+from rankscope.figures import description as fig
+from rankscope.files import atomic
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure
+from rankscope.profiles.measure import expected_seconds
+from rankscope.profiles.propagation import PassOptions
+
+ROUNDS = 3
+WARM = {"cpu": 0, "cuda": 3}  # passes before the clock runs: on a GPU recorded, captured, replayed
+BATCH = 16  # samples that run together, in a plain pass as in `measure`
+LIMIT = {"cpu": 660.0, "cuda": 140.0}  # seconds after which no further point is begun
+
+
+class Point(NamedTuple):
+    """The size of a network and of its input."""
+
+    layers: int
+    tokens: int
+    width: int
+    samples: int
+    head_width: int = 32
+
+    @property
+    def arch(self) -> Architecture:
+        """A post-norm network with plain MLPs."""
+        return Architecture(layers=self.layers, width=self.width, heads=self.width // self.head_width)
+
+
+BASE = {"cpu": Point(2, 256, 128, 1), "cuda": Point(4, 512, 512, 2, head_width=64)}
+SIZES = {
+    "cpu": {
+        "layers": (2, 4, 8, 16, 32, 48),
+        "tokens": (128, 256, 512, 1024, 2048, 4096),
+        "width": (64, 128, 256, 512, 1024),
+        "samples": (1, 4, 16, 32, 64),
+    },
+    "cuda": {
+        "layers": (4, 8, 16, 32, 48),
+        "tokens": (256, 512, 1024, 2048, 4096),
+        "width": (256, 512, 1024, 2048, 4096),
+        "samples": (2, 8, 32, 64, 128),
+    },
+}
+SMALL = {"layers": (1, 2, 3), "tokens": (4, 8, 16), "width": (32, 64, 96), "samples": (1, 2, 4)}
+
+CASES = {
+    "plain": ("transformer", "float64", "forward pass in float64"),
+    "float64": ("transformer", "float64", "measure in float64"),
+    "deviation": ("transformer", "deviation", "measure, with its second pass"),
+    "plain, san": ("san", "float64", "forward pass of pure attention"),
+    "float64, san": ("san", "float64", "measure in float64, pure attention"),
+    "deviation, san": ("san", "deviation", "measure of pure attention"),
+}
+"""By name: the variant, the arithmetic, and what the figure calls it."""
+
+
+def points(device: str, small: bool = False) -> Iterator[tuple[str, int, Point]]:
+    """(what changes, to what, the sizes), small ones of everything first: what is cut off is cut off of all alike."""
+    base = Point(1, 8, 32, 1) if small else BASE[device]
+    sizes = SMALL if small else SIZES[device]
+    for row in zip_longest(*sizes.values()):
+        for factor, size in zip(sizes, row, strict=True):
+            if size is not None:
+                yield factor, size, base._replace(**{factor: size})
+
+
+def cases(point: Point, device: str) -> dict[str, tuple[Callable[[], object], float]]:
+    """By name of a case: what runs it, and the seconds that are told beforehand."""
+    net = Transformer.random(point.arch).to(device=device)
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(point.samples, point.tokens, point.width, generator=generator, dtype=torch.float64).to(device)
+    made: dict[str, tuple[Callable[[], object], float]] = {}
+    for name, (variant, arithmetic, _) in CASES.items():
+        shown = net.variant(variant)
+        shown.fingerprint  # noqa: B018  taken once a network, and kept
+        if name.startswith("plain"):
+            run: Callable[[], object] = partial(_plain, shown, X)
+        else:
+            run = partial(measure, shown, X, arithmetic=arithmetic, batch=BATCH)
+        made[name] = run, expected_seconds(shown, X, PassOptions(arithmetic, BATCH, check=True))
+    return made
+
+
+def _plain(net: Transformer, X: torch.Tensor) -> None:
+    for start in range(0, len(X), BATCH):
+        forward(net, X[start : start + BATCH])
+
+
+def _seconds(run: Callable[[], object], device: str) -> float:
+    if device == "cpu":
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measured(point: Point, device: str) -> Iterator[tuple[str, list[float], float, float]]:
+    """Of each case its name, seconds of each round, seconds told, and MB of memory above those before it."""
+    made = cases(point, device)
+    memory = memory_of(point) if device == "cpu" else {}
+    for name, (run, told) in made.items():
+        pass_cache.cache_clear()  # graphs of other cases
+        if device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        for _ in range(WARM[device]):
+            run()
+        seconds = [_seconds(run, device) for _ in range(ROUNDS)]
+        if device == "cuda":
+            memory[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        yield name, seconds, told, memory[name]
+
+
+def memory_of(point: Point) -> dict[str, float]:
+    """MB that each case takes at its peak, on the CPU, in a process of its own."""
+    found: dict[str, float] = json.loads(last_line("-m", "benchmarks.growth", "memory", json.dumps(point)))
+    return found
+
+
+def print_memory(point: Point) -> None:
+    """Print `memory_of` as JSON, from the process that it starts."""
+    torch.set_num_threads(1)
+    for run, _ in cases(Point(1, 8, 2 * point.head_width, 1, point.head_width), "cpu").values():
+        run()  # what is loaded at first use
+    print(json.dumps({name: peak(run) for name, (run, _) in cases(point, "cpu").items()}))
+
+
+def run(device: str, folder: Path, small: bool = False) -> pl.DataFrame:
+    """Measure all points, written after each, then draw them."""
+    if device == "cpu":
+        torch.set_num_threads(1)
+    machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, 1 thread"
+    machine += f", torch {torch.__version__}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, object]] = []
+    begun = time.perf_counter()
+    for _, (call, _) in cases(Point(1, 8, 64, 1), device).items():
+        call()  # what is loaded at first use
+    for factor, size, point in points(device, small):
+        if time.perf_counter() - begun > LIMIT[device]:
+            print(f"{LIMIT[device]:.0f} seconds are over: without {factor} {size:,}")
+            continue
+        for name, seconds, told, memory in measured(point, device):
+            sizes = {"machine": machine, "factor": factor, "size": size, **point._asdict(), "case": name}
+            lines += [
+                {**sizes, "round": index, "seconds": taken, "told": told, "memory_mb": memory}
+                for index, taken in enumerate(seconds)
+            ]
+        with atomic(folder / f"growth_{device}.csv") as path:
+            pl.DataFrame(lines).write_csv(path)
+        print(f"{factor} {size:,}: {time.perf_counter() - begun:.0f} s", flush=True)
+    return pl.DataFrame(lines)
+
+
+def exponents(table: pl.DataFrame, factor: str, case: str, column: str = "seconds") -> np.ndarray:
+    """The power of a size with which time or memory grows: the slope of a least-squares line through logs, over the
+    upper half of its sizes; one of each round."""
+    mine = table.filter(factor=factor, case=case).sort("round", "size")
+    sizes = mine["size"].unique().sort().to_list()
+    mine = mine.filter(pl.col("size").is_in(sizes[-max(2, math.ceil(len(sizes) / 2)) :]))
+    rounds = [group for _, group in mine.group_by("round", maintain_order=True)]
+    return np.array([np.polyfit(each["size"].log(), each[column].clip(1e-9).log(), 1)[0] for each in rounds])
+
+
+def report(table: pl.DataFrame) -> str:
+    """The exponents, what `measure` takes beside a plain pass, and what was told beforehand, as tables in Markdown."""
+    lines = ["| grows with | forward pass | measure, float64 | more by | measure | more by |", "|---|---|---|---|---|---|"]
+    factors = table["factor"].unique(maintain_order=True).to_list()
+    for factor in factors:
+        for san in ("", ", san"):
+            plain = exponents(table, factor, f"plain{san}")
+            cells = [f"{factor}{', pure attention' * bool(san)}", f"{np.median(plain):.2f}"]
+            for case in ("float64", "deviation"):
+                mine = exponents(table, factor, case + san)
+                cells += [f"{np.median(mine):.2f}", _spread(mine - plain, "+.2f")]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| memory grows with | forward pass | measure, float64 | measure |", "|---|---|---|---|"]
+    for factor in factors:
+        for san in ("", ", san"):
+            cells = [f"{factor}{', pure attention' * bool(san)}"]
+            for case in ("plain", "float64", "deviation"):
+                cells.append(f"{exponents(table, factor, case + san, 'memory_mb')[0]:.2f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| largest sizes | time / forward pass | memory / forward pass | taken / told |", "|---|---|---|---|"]
+    last = table.filter(pl.col("size") == pl.col("size").max().over("factor"))
+    for case, (variant, _, name) in CASES.items():
+        plain = "plain" if variant == "transformer" else "plain, san"
+        cells = [name]
+        for column in ("seconds", "memory_mb"):
+            ratios = _medians(last, case)[column] / _medians(last, plain)[column]
+            cells.append(_spread(ratios.to_numpy(), ".1f"))
+        known = _medians(table, case)
+        known = known.filter(pl.col("seconds") > 0.1)
+        cells.append(_spread((known["seconds"] / known["told"]).to_numpy(), ".2f") if len(known) else "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([table["machine"][0] + ".", "", *lines])
+
+
+def _medians(table: pl.DataFrame, case: str) -> pl.DataFrame:
+    """A row for each point of a case, in one order."""
+    mine = table.filter(case=case).group_by("factor", "size")
+    return mine.agg(pl.col("seconds", "told", "memory_mb").median()).sort("factor", "size")
+
+
+def _spread(values: np.ndarray, form: str) -> str:
+    return f"{np.median(values):{form}} ({values.min():{form}} to {values.max():{form}})"
+
+
+def costs(table: pl.DataFrame) -> str:
+    """What `COSTS` of `profiles/pass_cost.py` would be by this table: least squares of relative errors, none below 0."""
+    from rankscope.profiles.pass_cost import entries, multiply_adds, rate
+    from scipy.optimize import nnls
+
+    device = torch.device("cuda" if "threads" not in table["machine"][0] and torch.cuda.is_available() else "cpu")
+    speed, lines = rate(torch.float64, device), []
+    for kind, names in {"float": ("plain", "float64"), "checked": ("deviation",)}.items():
+        mine = table.filter(pl.col("case").is_in([name + san for name in names for san in ("", ", san")]))
+        rows = []
+        for row in mine.iter_rows(named=True):
+            net = Architecture(layers=row["layers"], width=row["width"], heads=row["width"] // row["head_width"])
+            arch = net.replace(mlp="none", attention_skip=0.0, norm="none") if "san" in row["case"] else net
+            of = (arch, row["samples"], row["tokens"])
+            parts = (multiply_adds(*of) / speed, entries(*of) / speed, arch.layers * math.ceil(row["samples"] / BATCH))
+            rows.append([part / row["seconds"] for part in parts])
+        products, beside, start = nnls(np.array(rows), np.ones(len(rows)))[0]
+        lines.append(f"{kind}: Cost({products:.2g}, {beside:.2g}, {start:.2g})")
+    return "\n".join(lines)
+
+
+def chart(table: pl.DataFrame) -> fig.Chart:
+    """Time above and memory below, by each size."""
+    columns = ("size", "case", "seconds", "memory_mb")
+    panels = []
+    titles = {"seconds": "seconds", "memory_mb": "MB at the peak"}
+    for column, title in titles.items():
+        powers = fig.Powers(np.log10(table[column].clip(0.01)).to_list())
+        for factor in table["factor"].unique(maintain_order=True):
+            mine = table.filter(factor=factor)
+            sizes = mine["size"].unique().sort().to_list()
+            x = fig.Axis(factor, labels={math.log2(size): f"{size:,}" for size in sizes})
+            marks = []
+            for index, (case, (variant, _, name)) in enumerate(CASES.items()):
+                medians = _medians(mine, case)
+                places = [math.log2(size) for size in medians["size"]]
+                dash = "dash" if variant == "san" else "solid"
+                y = np.log10(medians[column].clip(0.01).to_numpy())
+                line = fig.Line(places, y, fig.line_colour(index % 3), name, name, index, "index", dash, 1.6)
+                marks.append(line)
+            panels.append(fig.Panel(x, fig.Axis(title, powers), marks, f"{factor}" if column == "seconds" else ""))
+    data = table.select(columns).to_dict(as_series=False)
+    alt = "Time and memory of a forward pass and of measure, by layers, tokens, width and samples"
+    return fig.Chart(panels, data, alt, columns=4, shared=True, size=(3.0, 2.6))
+
+
+def draw(folder: Path) -> None:
+    """Write table and figure of every growth_*.csv of a folder, and print the tables."""
+    from rankscope.figures.matplotlib import png, rendered
+    from rankscope.figures.plot import plot
+
+    for path in sorted(folder.glob("growth_*.csv")):
+        table = pl.read_csv(path)
+        path.with_suffix(".md").write_text(report(table) + "\n")
+        path.with_suffix(".png").write_bytes(png(rendered(plot(chart(table)))))
+        print(report(table), costs(table), sep="\n\n")
+
+
+if __name__ == "__main__":
+    what, argument = sys.argv[1:]
+    if what == "memory":
+        print_memory(Point(*json.loads(argument)))
+    else:
+        if what != "draw":
+            run(what, Path(argument))
+        draw(Path(argument))
