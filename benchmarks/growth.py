@@ -69,7 +69,7 @@ SIZES = {
         "samples": (2, 8, 32, 64, 128),
     },
 }
-SMALL = {"layers": (1, 2, 3), "tokens": (4, 8, 16), "width": (32, 64, 96), "samples": (1, 2, 4)}
+SMALL = {"layers": (1, 2), "tokens": (4, 8), "width": (32, 64), "samples": (1, 2)}
 
 CASES = {
     "plain": ("transformer", "float64", "forward pass in float64"),

@@ -66,12 +66,13 @@ def check_memory(
         TooLargeError: with what would fit.
     """
     count = min(samples, batch)
-    size = _sample_bytes(arch, tokens, kind, heads)
-    if size * count <= UNNOTICED:
+    needed = _pass_bytes(arch, count, tokens, kind, device, heads)
+    if needed <= UNNOTICED:
         return
     free = free_memory(device)
-    if free is None or size * count <= free:
+    if free is None or needed <= free:
         return
+    size = needed / count
     fits = int(free // size)
     most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8))) if kind in MATRICES else int(tokens * free / size)
     if fits:
@@ -81,7 +82,7 @@ def check_memory(
     else:
         remedy = f"{most:,} tokens fit"
     what = {"confirm": "doubled precision", "float": "attention"}.get(kind, "deviation arithmetic")
-    sentence = f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about {_in_bytes(size * count)}"
+    sentence = f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about {_in_bytes(needed)}"
     got = f"there are {_in_bytes(free)} of memory free"
     raise TooLargeError(f"{sentence}; {got}: {remedy}", subject="batch" if fits else "tokens")
 
@@ -89,19 +90,24 @@ def check_memory(
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
     """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
-    size = batch * _sample_bytes(arch, tokens, kind)
+    size = _pass_bytes(arch, batch, tokens, kind, device)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
 
 
-def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool = False) -> float:
+def _pass_bytes(
+    arch: Architecture, samples: int, tokens: int, kind: str, device: torch.device, heads: bool = False
+) -> float:
     in_matrices = MATRICES.get(kind)
-    return by_rows(arch, tokens, heads) if in_matrices is None else in_matrices * size_of_attention(arch, 1, tokens)
+    if in_matrices is None:
+        return by_rows(arch, tokens, heads, samples, device.type)
+    return in_matrices * size_of_attention(arch, samples, tokens)
 
 
-def by_rows(arch: Architecture, tokens: int, heads: bool = False) -> float:
-    """The bytes that deviation arithmetic of one sample needs by rows."""
+def by_rows(arch: Architecture, tokens: int, heads: bool = False, samples: int = 1, device: str = "cpu") -> float:
+    """The bytes that deviation arithmetic needs by rows."""
     numbers = STATES * (arch.width + arch.mlp_width) + OF_HEADS * heads * arch.heads * arch.width
-    return 8 * tokens * numbers + BLOCKS * max(AT_ONCE["cpu"], 8 * arch.heads * tokens)
+    block = max(AT_ONCE.get(device, AT_ONCE["cuda"]), 8 * samples * arch.heads * tokens)
+    return 8 * samples * tokens * numbers + BLOCKS * block
 
 
 def _in_bytes(size: int | float) -> str:
