@@ -31,10 +31,13 @@ from rankscope.files import atomic
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from rankscope.profiles.measure import expected_seconds
+from rankscope.profiles.pass_cost import entries, multiply_adds, rate
 from rankscope.profiles.propagation import PassOptions
 
 ROUNDS = 3
-WARM = {"cpu": 0, "cuda": 3}  # passes before the clock runs: on a GPU recorded, captured, replayed
+QUICK = 0.2  # seconds of a round: what is shorter is called again, and its fastest call counts
+WARM = 3  # passes on a GPU before the clock runs: recorded, captured, replayed
+SLOW = 5.0  # seconds of them after which no further one is begun
 BATCH = 16  # samples that run together, in a plain pass as in `measure`
 LIMIT = {"cpu": 660.0, "cuda": 140.0}  # seconds after which no further point is begun
 
@@ -54,7 +57,7 @@ class Point(NamedTuple):
         return Architecture(layers=self.layers, width=self.width, heads=self.width // self.head_width)
 
 
-BASE = {"cpu": Point(2, 256, 128, 1), "cuda": Point(4, 512, 512, 2, head_width=64)}
+BASE = {"cpu": Point(2, 256, 64, 1), "cuda": Point(4, 512, 512, 2, head_width=64)}
 SIZES = {
     "cpu": {
         "layers": (2, 4, 8, 16, 32, 48),
@@ -65,7 +68,7 @@ SIZES = {
     "cuda": {
         "layers": (4, 8, 16, 32, 48),
         "tokens": (256, 512, 1024, 2048, 4096),
-        "width": (256, 512, 1024, 2048, 4096),
+        "width": (256, 512, 1024, 1536, 2048),
         "samples": (2, 8, 32, 64, 128),
     },
 }
@@ -115,34 +118,40 @@ def _plain(net: Transformer, X: torch.Tensor) -> None:
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:
-    if device == "cpu":
-        start = time.process_time()
+    """The fastest of the calls that a round has time for."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    clock, taken, begun = time.process_time if device == "cpu" else time.perf_counter, math.inf, time.perf_counter()
+    while taken == math.inf or time.perf_counter() - begun < QUICK:
+        start = clock()
         run()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken = min(taken, clock() - start)
+    return taken
 
 
 def measured(point: Point, device: str) -> Iterator[tuple[str, list[float], float, float]]:
     """Of each case its name, seconds of each round, seconds told, and MB of memory above those before it."""
     made = cases(point, device)
-    memory = memory_of(point) if device == "cpu" else {}
+    if device == "cpu":  # cases take turns: neighbours slow them alike
+        memory = memory_of(point)
+        rounds = [{name: _seconds(run, device) for name, (run, _) in made.items()} for _ in range(ROUNDS)]
+        for name, (_, told) in made.items():
+            yield name, [seconds[name] for seconds in rounds], told, memory[name]
+        return
     for name, (run, told) in made.items():
         pass_cache.cache_clear()  # graphs of other cases
-        if device == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        for _ in range(WARM[device]):
-            run()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        begun = time.perf_counter()
+        for _ in range(WARM):
+            if time.perf_counter() - begun < SLOW:
+                run()
         seconds = [_seconds(run, device) for _ in range(ROUNDS)]
-        if device == "cuda":
-            memory[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        yield name, seconds, told, memory[name]
+        yield name, seconds, told, (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def memory_of(point: Point) -> dict[str, float]:
@@ -165,6 +174,7 @@ def run(device: str, folder: Path, small: bool = False) -> pl.DataFrame:
         torch.set_num_threads(1)
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, 1 thread"
     machine += f", torch {torch.__version__}"
+    speed = rate(torch.float64, torch.device(device))
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, object]] = []
     begun = time.perf_counter()
@@ -175,7 +185,7 @@ def run(device: str, folder: Path, small: bool = False) -> pl.DataFrame:
             print(f"{LIMIT[device]:.0f} seconds are over: without {factor} {size:,}")
             continue
         for name, seconds, told, memory in measured(point, device):
-            sizes = {"machine": machine, "factor": factor, "size": size, **point._asdict(), "case": name}
+            sizes = {"machine": machine, "rate": speed, "factor": factor, "size": size, **point._asdict(), "case": name}
             lines += [
                 {**sizes, "round": index, "seconds": taken, "told": told, "memory_mb": memory}
                 for index, taken in enumerate(seconds)
@@ -242,21 +252,20 @@ def _spread(values: np.ndarray, form: str) -> str:
 
 def costs(table: pl.DataFrame) -> str:
     """What `COSTS` of `profiles/pass_cost.py` would be by this table: least squares of relative errors, none below 0."""
-    from rankscope.profiles.pass_cost import entries, multiply_adds, rate
     from scipy.optimize import nnls
 
-    device = torch.device("cuda" if "threads" not in table["machine"][0] and torch.cuda.is_available() else "cpu")
-    speed, lines = rate(torch.float64, device), []
+    lines = []
     for kind, names in {"float": ("plain", "float64"), "checked": ("deviation",)}.items():
         mine = table.filter(pl.col("case").is_in([name + san for name in names for san in ("", ", san")]))
-        rows = []
+        parts = []
         for row in mine.iter_rows(named=True):
-            net = Architecture(layers=row["layers"], width=row["width"], heads=row["width"] // row["head_width"])
-            arch = net.replace(mlp="none", attention_skip=0.0, norm="none") if "san" in row["case"] else net
-            of = (arch, row["samples"], row["tokens"])
-            parts = (multiply_adds(*of) / speed, entries(*of) / speed, arch.layers * math.ceil(row["samples"] / BATCH))
-            rows.append([part / row["seconds"] for part in parts])
-        products, beside, start = nnls(np.array(rows), np.ones(len(rows)))[0]
+            arch = Point(*(row[name] for name in Point._fields)).arch
+            arch = arch.replace(mlp="none") if row["case"].endswith("san") else arch
+            size = arch, row["samples"], row["tokens"]
+            starts = arch.layers * math.ceil(row["samples"] / BATCH)
+            parts.append([multiply_adds(*size) / row["rate"], entries(*size) / row["rate"], starts])
+        taken = mine["seconds"].to_numpy()
+        products, beside, start = nnls(np.array(parts) / taken[:, None], np.ones(len(taken)))[0]
         lines.append(f"{kind}: Cost({products:.2g}, {beside:.2g}, {start:.2g})")
     return "\n".join(lines)
 
