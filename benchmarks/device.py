@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -163,7 +164,9 @@ def size() -> None:
         print(line, flush=True)
 
 
-SIZE_HEADER = "| case | seconds | / bfloat16 pass | / float32 pass | / float64 pass | GB at the peak |\n|---|---|---|---|---|---|"
+SIZE_HEADER = (
+    "| case | seconds | / bfloat16 pass | / float32 pass | / float64 pass | GB at the peak |\n|---|---|---|---|---|---|"
+)
 
 
 def random_llama(arch: Architecture, device: str) -> Transformer:
@@ -193,13 +196,14 @@ def size_rows(arch: Architecture, samples: int, tokens: int, device: str) -> Ite
             plain[kind] = seconds
             yield _size_row(f"{name}, plain pass in {kind}", seconds, memory, plain)
         measured = partial(measure, variant, X)
-        for case, options in {
+        arithmetics: dict[str, dict[str, Any]] = {
             "measure in bfloat16": {"arithmetic": "bfloat16", "batch": samples},
             "measure in float32": {"arithmetic": "float32", "batch": samples},
             f"measure, check=False, {samples} at a time": {"check": False, "batch": samples},
             f"measure, {samples} at a time": {"batch": samples},
             f"measure, {samples // 2} at a time": {"batch": samples // 2},
-        }.items():
+        }
+        for case, options in arithmetics.items():
             try:
                 seconds, memory = _once(partial(measured, **options), device)
             except (TooLargeError, torch.OutOfMemoryError) as error:

@@ -1,7 +1,7 @@
 """How time and memory of `measure` grow with layers, tokens, width and samples, beside a plain forward pass.
 
-    python -m benchmarks.growth cpu FOLDER     # or cuda; writes growth_cpu.csv after each point, then table and figure
-    python -m benchmarks.growth draw FOLDER    # the table and the figure again, from growth_*.csv
+    python -m benchmarks.growth cpu FOLDER     # or cuda: writes growth_cpu.csv after each point, then .txt and .png
+    python -m benchmarks.growth draw FOLDER    # tables and figures again, from growth_*.csv
 
 One of the four sizes changes at a time, about a base. On the CPU times are seconds of processor time of one thread, so
 that neighbours do not count, and memory is that of a process of its own; on a GPU they are seconds of the wall clock
@@ -58,7 +58,7 @@ class Point(NamedTuple):
 
 
 BASE = {"cpu": Point(2, 256, 64, 1), "cuda": Point(4, 512, 512, 2, head_width=64)}
-SIZES = {
+SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "cpu": {
         "layers": (2, 4, 8, 16, 32, 48),
         "tokens": (128, 256, 512, 1024, 2048, 4096),
@@ -74,6 +74,7 @@ SIZES = {
 }
 SMALL = {"layers": (1, 2), "tokens": (4, 8), "width": (32, 64), "samples": (1, 2)}
 
+FAINTEST = {"seconds": 1e-4, "memory_mb": 1.0}  # below which the figure shows no difference
 CASES = {
     "plain": ("transformer", "float64", "forward pass in float64"),
     "float64": ("transformer", "float64", "measure in float64"),
@@ -131,16 +132,16 @@ def _seconds(run: Callable[[], object], device: str) -> float:
     return taken
 
 
-def measured(point: Point, device: str) -> Iterator[tuple[str, list[float], float, float]]:
-    """Of each case its name, seconds of each round, seconds told, and MB of memory above those before it."""
-    made = cases(point, device)
-    if device == "cpu":  # cases take turns: neighbours slow them alike
-        memory = memory_of(point)
-        rounds = [{name: _seconds(run, device) for name, (run, _) in made.items()} for _ in range(ROUNDS)]
-        for name, (_, told) in made.items():
-            yield name, [seconds[name] for seconds in rounds], told, memory[name]
-        return
-    for name, (run, told) in made.items():
+Measured = tuple[str, list[float], float, float | None]
+"""A case, its seconds in each round, the seconds told, and MB of memory above those before it, if taken here."""
+
+
+def measured(point: Point, device: str) -> Iterator[Measured]:
+    """All cases of a point: on the CPU one round; on a GPU `ROUNDS`, since its passes are recorded first."""
+    for name, (run, told) in cases(point, device).items():
+        if device == "cpu":
+            yield name, [_seconds(run, device)], told, None
+            continue
         pass_cache.cache_clear()  # graphs of other cases
         gc.collect()
         torch.cuda.empty_cache()
@@ -180,35 +181,44 @@ def run(device: str, folder: Path, small: bool = False) -> pl.DataFrame:
     begun = time.perf_counter()
     for _, (call, _) in cases(Point(1, 8, 64, 1), device).items():
         call()  # what is loaded at first use
-    for factor, size, point in points(device, small):
-        if time.perf_counter() - begun > LIMIT[device]:
-            print(f"{LIMIT[device]:.0f} seconds are over: without {factor} {size:,}")
-            continue
-        for name, seconds, told, memory in measured(point, device):
-            sizes = {"machine": machine, "rate": speed, "factor": factor, "size": size, **point._asdict(), "case": name}
-            lines += [
-                {**sizes, "round": index, "seconds": taken, "told": told, "memory_mb": memory}
-                for index, taken in enumerate(seconds)
-            ]
-        with atomic(folder / f"growth_{device}.csv") as path:
-            pl.DataFrame(lines).write_csv(path)
-        print(f"{factor} {size:,}: {time.perf_counter() - begun:.0f} s", flush=True)
+    memory: dict[tuple[Point, str], float] = {}
+    for turn in range(ROUNDS if device == "cpu" else 1):  # of all points in turn: neighbours slow rounds, not points
+        for factor, size, point in points(device, small):
+            if time.perf_counter() - begun > LIMIT[device]:
+                print(f"{LIMIT[device]:.0f} seconds are over: without {factor} {size:,} in round {turn}")
+                continue
+            if device == "cpu" and turn == 0:
+                memory |= {(point, name): taken for name, taken in memory_of(point).items()}
+            for name, seconds, told, held in measured(point, device):
+                sizes = {"machine": machine, "rate": speed, "factor": factor, "size": size, **point._asdict()}
+                megabytes = memory[point, name] if held is None else held
+                lines += [
+                    {**sizes, "case": name, "round": turn + k, "seconds": taken, "told": told, "memory_mb": megabytes}
+                    for k, taken in enumerate(seconds)
+                ]
+            with atomic(folder / f"growth_{device}.csv") as path:
+                pl.DataFrame(lines).write_csv(path)
+            print(f"{factor} {size:,}: {time.perf_counter() - begun:.0f} s", flush=True)
     return pl.DataFrame(lines)
 
 
 def exponents(table: pl.DataFrame, factor: str, case: str, column: str = "seconds") -> np.ndarray:
     """The power of a size with which time or memory grows: the slope of a least-squares line through logs, over the
-    upper half of its sizes; one of each round."""
+    upper half of its sizes; one of each round that has them all."""
     mine = table.filter(factor=factor, case=case).sort("round", "size")
     sizes = mine["size"].unique().sort().to_list()
     mine = mine.filter(pl.col("size").is_in(sizes[-max(2, math.ceil(len(sizes) / 2)) :]))
     rounds = [group for _, group in mine.group_by("round", maintain_order=True)]
+    rounds = [each for each in rounds if len(each) == max(map(len, rounds))]
     return np.array([np.polyfit(each["size"].log(), each[column].clip(1e-9).log(), 1)[0] for each in rounds])
 
 
 def report(table: pl.DataFrame) -> str:
     """The exponents, what `measure` takes beside a plain pass, and what was told beforehand, as tables in Markdown."""
-    lines = ["| grows with | forward pass | measure, float64 | more by | measure | more by |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| grows with | forward pass | measure, float64 | more by | measure | more by |",
+        "|---|---|---|---|---|---|",
+    ]
     factors = table["factor"].unique(maintain_order=True).to_list()
     for factor in factors:
         for san in ("", ", san"):
@@ -228,10 +238,10 @@ def report(table: pl.DataFrame) -> str:
     lines += ["", "| largest sizes | time / forward pass | memory / forward pass | taken / told |", "|---|---|---|---|"]
     last = table.filter(pl.col("size") == pl.col("size").max().over("factor"))
     for case, (variant, _, name) in CASES.items():
-        plain = "plain" if variant == "transformer" else "plain, san"
+        reference = "plain" if variant == "transformer" else "plain, san"
         cells = [name]
         for column in ("seconds", "memory_mb"):
-            ratios = _medians(last, case)[column] / _medians(last, plain)[column]
+            ratios = _medians(last, case)[column] / _medians(last, reference)[column]
             cells.append(_spread(ratios.to_numpy(), ".1f"))
         known = _medians(table, case)
         known = known.filter(pl.col("seconds") > 0.1)
@@ -251,7 +261,7 @@ def _spread(values: np.ndarray, form: str) -> str:
 
 
 def costs(table: pl.DataFrame) -> str:
-    """What `COSTS` of `profiles/pass_cost.py` would be by this table: least squares of relative errors, none below 0."""
+    """What `COSTS` of `profiles/pass_cost.py` would be by this table: least squares of relative errors."""
     from scipy.optimize import nnls
 
     lines = []
@@ -276,7 +286,7 @@ def chart(table: pl.DataFrame) -> fig.Chart:
     panels = []
     titles = {"seconds": "seconds", "memory_mb": "MB at the peak"}
     for column, title in titles.items():
-        powers = fig.Powers(np.log10(table[column].clip(0.01)).to_list())
+        powers = fig.Powers(table[column].clip(FAINTEST[column]).log10().to_list())
         for factor in table["factor"].unique(maintain_order=True):
             mine = table.filter(factor=factor)
             sizes = mine["size"].unique().sort().to_list()
@@ -286,7 +296,7 @@ def chart(table: pl.DataFrame) -> fig.Chart:
                 medians = _medians(mine, case)
                 places = [math.log2(size) for size in medians["size"]]
                 dash = "dash" if variant == "san" else "solid"
-                y = np.log10(medians[column].clip(0.01).to_numpy())
+                y = medians[column].clip(FAINTEST[column]).log10().to_list()
                 line = fig.Line(places, y, fig.line_colour(index % 3), name, name, index, "index", dash, 1.6)
                 marks.append(line)
             panels.append(fig.Panel(x, fig.Axis(title, powers), marks, f"{factor}" if column == "seconds" else ""))
@@ -302,7 +312,7 @@ def draw(folder: Path) -> None:
 
     for path in sorted(folder.glob("growth_*.csv")):
         table = pl.read_csv(path)
-        path.with_suffix(".md").write_text(report(table) + "\n")
+        path.with_suffix(".txt").write_text(report(table) + "\n")
         path.with_suffix(".png").write_bytes(png(rendered(plot(chart(table)))))
         print(report(table), costs(table), sep="\n\n")
 

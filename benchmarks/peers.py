@@ -1,6 +1,7 @@
 """The peers at watch's job, each in an environment of its own: what a run that keeps activations costs.
 
     python -m venv /tmp/lens && /tmp/lens/bin/pip install torch==2.13.0 transformers transformer-lens
+    /tmp/lens/bin/pip install -e .    # for watch beside them; they run without
     /tmp/lens/bin/python -m benchmarks.peers lens
     (likewise nnsight)
 
@@ -9,6 +10,7 @@ process; and how far the peak of resident memory rises above that of a plain pas
 """
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ def lens(small: bool = False) -> dict[str, Any]:
 
     from transformer_lens.model_bridge import TransformerBridge
 
-    ids, whole = token_ids(small), gpt2(small, "GPT2LMHeadModel")
+    ids, whole, bare = token_ids(small), gpt2(small, "GPT2LMHeadModel"), gpt2(small)
     with TemporaryDirectory() as folder:
         whole.config.save_pretrained(folder)
         whole.config.architectures = ["GPT2LMHeadModel"]
@@ -49,11 +51,19 @@ def lens(small: bool = False) -> dict[str, Any]:
         cache = model.run_with_cache(ids, names_filter=layers)[1]
         return [four_metrics(cache[name]) for name in layers]
 
+    def watched() -> None:
+        from rankscope import watch
+
+        with watch(bare):
+            bare(ids)
+
+    ours = {"transformers' forward": lambda: bare(ids), "transformers' forward, watched": watched}
     return {
         "plain": lambda: model(ids),
         "run_with_cache, everything": lambda: model.run_with_cache(ids),
         "run_with_cache, blocks alone": lambda: model.run_with_cache(ids, names_filter=stream),
         "run_with_cache, and 4 metrics by hand": measured,
+        **(ours if find_spec("rankscope") else {}),
     }
 
 

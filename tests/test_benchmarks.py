@@ -118,7 +118,7 @@ def test_growth_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     assert growth.exponents(table, "width", "plain", "memory_mb") == pytest.approx([0.0, 0.0])
     growth.draw(tmp_path)
     assert (tmp_path / "growth_cpu.png").stat().st_size
-    tables = (tmp_path / "growth_cpu.md").read_text().split("\n\n")[1:]
+    tables = (tmp_path / "growth_cpu.txt").read_text().split("\n\n")[1:]
     assert [len({line.count("|") for line in each.splitlines()}) for each in tables] == [1, 1, 1]
 
 

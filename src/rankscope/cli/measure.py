@@ -7,7 +7,7 @@ progress on stderr, and keep what was finished when Ctrl-C comes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import inputs
 from rankscope.cli import options as opt
@@ -104,7 +104,8 @@ def measure_all(
     from rankscope.profiles.propagation import PassOptions
     from rankscope.runs import EarlyStop
 
-    profiles, checks = [*saved], {"check": True, **task.checks}
+    profiles = [*saved]
+    checks: dict[str, Any] = {"check": True, **task.checks}
     passes = [(group, arithmetic) for group in _groups(jobs) for arithmetic in task.arithmetics]
     finished: list[str] = []
     expected = [

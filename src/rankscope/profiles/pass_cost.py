@@ -13,9 +13,9 @@ some blocks.
     n (numbers in its weight matrices) + 2 n^2 heads head_width
 
 times in products of matrices; it goes over `n^2 heads + n (4 width + mlp_width)` entries of attention and of what its
-parts give; and every layer of every batch has small operations to start. What an arithmetic takes of each is its `Cost`,
-in products of matrices of this machine, which are timed (`rate`). The sum is the time within a factor of two; files
-that are read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
+parts give; and every layer of every batch has small operations to start. What an arithmetic takes of each is its
+`Cost`; how fast this machine multiplies is timed (`rate`). The sum is the time within a factor of two; files that are
+read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
 """
 
 import math
@@ -124,32 +124,26 @@ class Cost(NamedTuple):
 
 COSTS = {
     "cpu": {
-        "float": Cost(1.2, 360.0, 0.0005),
-        "deviation": Cost(2.6, 780.0, 0.005),
-        "checked": Cost(4.6, 1400.0, 0.01),
-        "confirm": Cost(80.0, 24000.0, 0.05),
+        "float": Cost(1.0, 150.0, 0.001),
+        "deviation": Cost(1.4, 450.0, 0.012),
+        "checked": Cost(2.5, 1000.0, 0.03),
+        "confirm": Cost(80.0, 24000.0, 0.1),
     },
     "cuda": {
         "float": Cost(1.2, 360.0, 0.001),
-        "deviation": Cost(2.6, 2500.0, 0.006),
-        "checked": Cost(4.6, 5000.0, 0.012),
+        "deviation": Cost(2.0, 2500.0, 0.006),
+        "checked": Cost(3.5, 5000.0, 0.012),
         "confirm": Cost(80.0, 50000.0, 0.1),
     },
 }
-"""With metrics of tokens, by device and kind of pass; "checked" has the second pass beside deviation. Other devices than
-these count as "cuda"."""
+"""With metrics of tokens, by device and kind of pass; "checked" has the second pass beside deviation. Any other device
+counts as "cuda"."""
 LOOKED_AT = 1000  # layers of which the cost is taken, at most: a million would take longer than to begin
 SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: less is done before the next is due
 
 
 def seconds(
-    arch: Architecture,
-    samples: int,
-    tokens: int,
-    kind: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    batch: int = 16,
+    arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device, batch: int = 16
 ) -> float:
     """The time that a pass will take.
 
