@@ -299,7 +299,7 @@ def chart(table: pl.DataFrame) -> fig.Chart:
                 y = medians[column].clip(FAINTEST[column]).log10().to_list()
                 line = fig.Line(places, y, fig.line_colour(index % 3), name, name, index, "index", dash, 1.6)
                 marks.append(line)
-            panels.append(fig.Panel(x, fig.Axis(title, powers), marks, f"{factor}" if column == "seconds" else ""))
+            panels.append(fig.Panel(x, fig.Axis(title, powers), marks))
     data = table.select(columns).to_dict(as_series=False)
     alt = "Time and memory of a forward pass and of measure, by layers, tokens, width and samples"
     return fig.Chart(panels, data, alt, columns=4, shared=True, size=(3.0, 2.6))

@@ -124,9 +124,9 @@ class Cost(NamedTuple):
 
 COSTS = {
     "cpu": {
-        "float": Cost(1.0, 150.0, 0.001),
+        "float": Cost(1.3, 150.0, 0.001),
         "deviation": Cost(1.4, 450.0, 0.012),
-        "checked": Cost(2.5, 1000.0, 0.03),
+        "checked": Cost(2.6, 1400.0, 0.03),
         "confirm": Cost(80.0, 24000.0, 0.1),
     },
     "cuda": {
