@@ -14,8 +14,8 @@ some blocks.
 
 times in products of matrices; it goes over `n^2 heads + n (4 width + mlp_width)` entries of attention and of what its
 parts give; and every layer of every batch has small operations to start. What an arithmetic takes of each is its
-`Cost`; how fast this machine multiplies is timed (`rate`). The sum is mostly the time within a factor of two; files that
-are read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
+`Cost`; how fast this machine multiplies is timed (`rate`). Their sum is the time, mostly within a factor of two; files
+that are read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
 """
 
 import math
