@@ -1,21 +1,24 @@
 """On an accelerator: `python -m benchmarks.device [first ...]`, one section or all of them.
 
 Deviation arithmetic, replayed, and `measure` against a float64 forward pass; the same numbers as on the CPU; sums over
-paths and certificates; metrics and kernels against the card's copy bandwidth; 131,072 tokens.
+paths and certificates; metrics and kernels against the card's copy bandwidth; 131,072 tokens; a Llama of 7B.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
 from benchmarks.timing import least_seconds
 from rankscope.deviation import propagate
 from rankscope.deviation.decisions import Presuming, answering
+from rankscope.errors import TooLargeError
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.tensors import shapes
 from rankscope.paths.frozen import freeze
 from rankscope.paths.polynomials import length_terms
 from rankscope.profiles import measure
@@ -209,8 +212,102 @@ def long() -> None:
         print(f"  {number:7,} tokens, {len(names)} metrics: {taken:6.2f} s, {peak:5.2f} GB", flush=True)
 
 
+LLAMA_7B = Architecture(
+    layers=32, width=4096, heads=32, mask="causal", positions="rotary", mlp="gated", mlp_width=11008, activation="silu",
+    norm="rms", norm_place="pre", norm_eps=1e-5, final_norm=True, biases=False,
+)  # fmt: skip
+"""The blocks of Llama 2 7B: 6.5 billion numbers."""
+LONG_ENOUGH = 5.0  # seconds from which on a case runs once; others run again, warm
+
+
+def size() -> None:
+    """A random Llama of 7B in bfloat16, 8 x 2,048 tokens: measure, whole and as pure attention, beside plain passes."""
+    print(SIZE_HEADER, flush=True)
+    for line in size_rows(LLAMA_7B, 8, 2048, "cuda"):
+        print(line, flush=True)
+
+
+SIZE_HEADER = (
+    "| case | seconds | / bfloat16 pass | / float32 pass | / float64 pass | GB at the peak |\n|---|---|---|---|---|---|"
+)
+
+
+def random_llama(arch: Architecture, device: str) -> Transformer:
+    """A network with weights N(0, 0.02) in bfloat16, drawn where it runs."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def drawn(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name.endswith("gain"):
+            return torch.ones(shape, dtype=torch.bfloat16, device=device)
+        return torch.randn(shape, generator=generator, dtype=torch.bfloat16, device=device).mul_(0.02)
+
+    return Transformer.from_weights(arch, {name: drawn(name, shape) for name, shape in shapes(arch).items()})
+
+
+def size_rows(arch: Architecture, samples: int, tokens: int, device: str) -> Iterator[str]:
+    """A row of a table in Markdown for each case: the network measured whole and as pure attention, beside its plain
+    passes; memory is all that torch holds, weights included."""
+    net = random_llama(arch, device)
+    X = 0.02 * torch.randn(samples, tokens, arch.width, device=device)
+    for name in ("transformer", "san"):
+        variant, plain = net.variant(name), {}
+        seconds, memory = _once(lambda variant=variant: variant.fingerprint, device, again=False)
+        yield f"| {name}, its fingerprint | {seconds:.2f} | | | | {memory:.0f} |"
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            kind = str(dtype).removeprefix("torch.")
+            seconds, memory = _once(partial(_plain_pass, variant.to(dtype), X.to(dtype)), device)
+            plain[kind] = seconds
+            yield _size_row(f"{name}, plain pass in {kind}", seconds, memory, plain)
+        measured = partial(measure, variant, X)
+        arithmetics: dict[str, dict[str, Any]] = {
+            "measure in bfloat16": {"arithmetic": "bfloat16", "batch": samples},
+            "measure in float32": {"arithmetic": "float32", "batch": samples},
+            f"measure, check=False, {samples} at a time": {"check": False, "batch": samples},
+            f"measure, {samples} at a time": {"batch": samples},
+            f"measure, {samples // 2} at a time": {"batch": samples // 2},
+        }
+        for case, options in arithmetics.items():
+            try:
+                seconds, memory = _once(partial(measured, **options), device)
+            except (TooLargeError, torch.OutOfMemoryError) as error:
+                yield f"| {name}, {case} | {' '.join(str(error).split())[:150]} | | | | |"
+                continue
+            yield _size_row(f"{name}, {case}", seconds, memory, plain)
+
+
+def _plain_pass(net: Transformer, X: torch.Tensor) -> None:
+    with torch.no_grad():
+        for _ in net.steps(X):
+            pass
+
+
+def _size_row(case: str, seconds: float, memory: float, plain: dict[str, float]) -> str:
+    ratios = [f"{seconds / plain[kind]:.1f}" if kind in plain else "" for kind in ("bfloat16", "float32", "float64")]
+    return f"| {case} | {seconds:.2f} | {' | '.join(ratios)} | {memory:.0f} |"
+
+
+def _once(case: Callable[[], object], device: str, again: bool = True) -> tuple[float, float]:
+    """(seconds, GB at the peak) of a case, warm where it is short."""
+    on_card = device == "cuda"
+    if on_card:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def taken() -> float:
+        start = time.perf_counter()
+        case()
+        if on_card:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    seconds = taken()
+    if again and seconds < LONG_ENOUGH:
+        seconds = taken()
+    return seconds, torch.cuda.max_memory_allocated() / 1e9 if on_card else 0.0
+
+
 SECTIONS = {
-    "passes": passes, "agreement": agreement, "sums": sums, "metrics": metrics, "kernels": kernels, "long": long,
+    "passes": passes, "agreement": agreement, "sums": sums, "metrics": metrics, "kernels": kernels, "long": long, "size": size,
 }  # fmt: skip
 
 if __name__ == "__main__":

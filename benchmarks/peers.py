@@ -1,6 +1,7 @@
 """The peers at watch's job, each in an environment of its own: what a run that keeps activations costs.
 
     python -m venv /tmp/lens && /tmp/lens/bin/pip install torch==2.13.0 transformers transformer-lens
+    /tmp/lens/bin/pip install -e .    # for watch beside them; they run without
     /tmp/lens/bin/python -m benchmarks.peers lens
     (likewise nnsight)
 
@@ -9,6 +10,7 @@ process; and how far the peak of resident memory rises above that of a plain pas
 """
 
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -37,17 +39,45 @@ def lens(small: bool = False) -> dict[str, Any]:
 
     from transformer_lens.model_bridge import TransformerBridge
 
-    ids, whole = token_ids(small), gpt2(small, "GPT2LMHeadModel")
+    ids, whole, bare = token_ids(small), gpt2(small, "GPT2LMHeadModel"), gpt2(small)
     with TemporaryDirectory() as folder:
         whole.config.save_pretrained(folder)
         whole.config.architectures = ["GPT2LMHeadModel"]
         model = TransformerBridge.boot_transformers(folder, hf_model=whole, device="cpu", tokenizer=None)
     stream = [f"blocks.{layer}.hook_resid_post" for layer in range(whole.config.n_layer)]
+    layers = ["blocks.0.hook_resid_pre", *stream]
+
+    def measured() -> list[Any]:
+        cache = model.run_with_cache(ids, names_filter=layers)[1]
+        return [four_metrics(cache[name]) for name in layers]
+
+    def watched() -> None:
+        from rankscope import watch
+
+        with watch(bare):
+            bare(ids)
+
+    ours = {"transformers' forward": lambda: bare(ids), "transformers' forward, watched": watched}
     return {
         "plain": lambda: model(ids),
         "run_with_cache, everything": lambda: model.run_with_cache(ids),
         "run_with_cache, blocks alone": lambda: model.run_with_cache(ids, names_filter=stream),
+        "run_with_cache, and 4 metrics by hand": measured,
+        **(ours if find_spec("rankscope") else {}),
     }
+
+
+def four_metrics(X: torch.Tensor) -> list[list[float]]:
+    """What `watch` reads by default of tokens `[batch, token, width]`, by the papers' formulas, in their own dtype:
+    residual, relative residual, mu and relative mu of each sample."""
+
+    def composite(M: torch.Tensor) -> torch.Tensor:
+        return (M.abs().sum(1).amax(1) * M.abs().sum(2).amax(1)).sqrt()
+
+    R = X - X.mean(1, keepdim=True)
+    residual, mu = composite(R), R.flatten(1).norm(dim=1)
+    values = residual, residual / composite(X), mu, mu / X.flatten(1).norm(dim=1)
+    return [value.tolist() for value in values]
 
 
 def nnsight(small: bool = False) -> dict[str, Any]:
@@ -78,10 +108,10 @@ def rows(peer: str, small: bool = False) -> list[Row]:
 
 def main(peer: str) -> None:
     """Print time and memory of each case."""
-    print(f"{peer}, torch {torch.__version__}")
+    print(f"{peer}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name, against, ratio in rows(peer):
         rise = rise_of_memory("-m", "benchmarks.peers", peer, name)
-        print(f"  {name:34} / {against} time {ratio:.2f}   memory +{rise:.1f} MB")
+        print(f"  {name:37} / {against} time {ratio:.2f}   memory +{rise:.1f} MB")
 
 
 def once(peer: str, name: str) -> None:

@@ -45,23 +45,28 @@ def forward(net: Any, X: torch.Tensor) -> list[int]:
 
 def rise_of_memory(*program: str) -> float:
     """MB that `report_rise` prints last in a program (arguments of Python) in a process of its own."""
+    return float(last_line(*program))
+
+
+def last_line(*program: str) -> str:
+    """What a program (arguments of Python) prints last, in a process of its own that gives freed memory back."""
     command = [sys.executable, *program]
     # Blocks from 64 KiB on go back to the system when freed, so that resident memory is what is held. On ARM
     # torch allocates by mimalloc, which has a word of its own for that.
     given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MIMALLOC_PURGE_DELAY": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | given_back)
-    return float(done.stdout.strip().splitlines()[-1])
+    return done.stdout.strip().splitlines()[-1]
 
 
 def report_rise(plain: Callable[[], object], case: Callable[[], object]) -> None:
     """Print by how many MB the case raises the peak that plain passes reach; what it gives stays alive."""
     kept = [plain()]
-    before = min(_peak(plain) for _ in range(3))
+    before = min(peak(plain) for _ in range(3))
     del kept
-    print(max(min(_peak(case) for _ in range(3)) - before, 0.0))
+    print(max(min(peak(case) for _ in range(3)) - before, 0.0))
 
 
-def _peak(case: Callable[[], object]) -> float:
+def peak(case: Callable[[], object]) -> float:
     """MB of resident memory above the start, at the highest, sampled every half millisecond."""
     page = resource.getpagesize() / 2**20
 

@@ -18,8 +18,10 @@ from benchmarks import (
     cutting,
     deep_post_norm,
     depth_card,
+    device,
     encoder_collapse,
     giorlandino2026,
+    growth,
     instabilities,
     lost_in_the_middle,
     mean_field,
@@ -48,6 +50,7 @@ ALONE = {
     "device",
     "encoder_collapse",
     "giorlandino2026",
+    "growth",
     "instabilities",
     "lab",
     "lost_in_the_middle",
@@ -100,6 +103,37 @@ def test_a_peer_gives_ratios(peer: str, package: str) -> None:
     if find_spec(package) is None:
         pytest.skip(f"{package} has an environment of its own: see benchmarks/peers.py")
     well_formed(peers.rows(peer, small=True))
+
+
+def test_growth_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "memory_of", lambda point: dict.fromkeys(growth.CASES, 8.0 * point.tokens))
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+    threads = torch.get_num_threads()
+    try:
+        table = growth.run("cpu", tmp_path, small=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(table) == len(list(growth.points("cpu", small=True))) * len(growth.CASES) * 2
+    assert growth.exponents(table, "tokens", "deviation", "memory_mb") == pytest.approx([1.0, 1.0])
+    assert growth.exponents(table, "width", "plain", "memory_mb") == pytest.approx([0.0, 0.0])
+    growth.draw(tmp_path)
+    assert (tmp_path / "growth_cpu.png").stat().st_size
+    tables = (tmp_path / "growth_cpu.txt").read_text().split("\n\n")[1:]
+    assert [len({line.count("|") for line in each.splitlines()}) for each in tables] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_growth_of_memory_is_that_of_a_process_of_its_own() -> None:
+    memory = growth.memory_of(growth.Point(1, 512, 32, 1))
+    assert set(memory) == set(growth.CASES) and memory["plain"] > 512**2 * 8 / 2**20
+
+
+def test_a_llama_is_measured_in_every_arithmetic() -> None:
+    arch = device.LLAMA_7B.replace(layers=2, width=16, heads=2, mlp_width=24)
+    assert device.LLAMA_7B.head_width == 128 and arch.mlp_width == 24
+    lines = list(device.size_rows(arch, 2, 6, "cpu"))
+    assert len(lines) == 2 * 9 and {line.count("|") for line in lines} == {7}
+    assert not any("must" in line or "needs" in line for line in lines)  # none was refused
 
 
 @pytest.mark.slow

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import BertConfig
 
-from rankscope import fresh
+from rankscope import Architecture, Transformer, fresh
 from rankscope.cli.inputs import MeasureTask
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables
@@ -107,3 +108,15 @@ def test_after_ctrl_c_the_variants_that_were_finished_are_kept(tmp_path: Path) -
     with pytest.raises(Interruption) as stop:
         raise_if_stopped(profile, tmp_path)
     assert str(stop.value) == f"after 1 of 2 (san); these are written to {tmp_path}"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_takes_long_is_announced_before_it_starts(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankscope.cli.measure.ANNOUNCED_SECONDS", 0.0)
+    net = Transformer.random(Architecture(layers=1, width=8, heads=2))
+    X, padding = torch.randn(2, 3, 8), torch.zeros(2, 3, dtype=torch.bool)
+    measure_all({"transformer": (net, X, padding)}, MeasureTask(["mu"]), quiet=quiet)
+    expected = "" if quiet else "rankscope: this will take about 0 seconds by estimate\n"
+    assert capsys.readouterr().err == expected

@@ -12,7 +12,7 @@ from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric
 from rankscope.nets import Experts
 from rankscope.nets.devices import free_memory
-from rankscope.profiles.pass_cost import MATRICES, check_memory, in_words, multiply_adds, rate, seconds
+from rankscope.profiles.pass_cost import COSTS, MATRICES, by_rows, check_memory, in_words, multiply_adds, rate, seconds
 from tests.raising import raises
 
 CPU = torch.device("cpu")
@@ -116,9 +116,26 @@ def test_a_token_meets_the_experts_that_it_is_sent_to() -> None:
 def test_it_grows_with_what_is_asked() -> None:
     arch = Architecture(layers=2, width=8, heads=2)
     one, four = (seconds(arch, samples, 16, "float", torch.float64, CPU) for samples in (1, 4))
-    assert one > 0 and four == pytest.approx(4 * one)
+    assert 0 < one < four < 4 * one
+    start = COSTS["cpu"]["float"].start * arch.layers
+    assert seconds(arch, 4, 16, "float", torch.float64, CPU, batch=1) == pytest.approx(four + 3 * start)
     assert seconds(arch, 1, 16, "confirm", torch.float64, CPU) > one
     assert rate(torch.float64, CPU) == rate(torch.float64, CPU)
+
+
+def test_blocks_of_rows_are_of_all_samples_together() -> None:
+    one, four = (by_rows(ARCH, 4096, samples=samples, device="cuda") for samples in (1, 4))
+    assert one < four < 4 * one and one > by_rows(ARCH, 4096)
+
+
+def test_measure_tells_its_time_to_who_listens(caplog: pytest.LogCaptureFixture) -> None:
+    net, X = Transformer.random(ARCH), torch.randn(3, 5, 64)
+    measure(net, X, metrics=["mu"])
+    assert not caplog.records
+    with caplog.at_level("INFO", logger="rankscope"):
+        measure(net, X, metrics=["mu"], variant="san")
+    [record] = caplog.records
+    assert record.getMessage() == "3 x 5 tokens, san: this will take about 0 seconds by estimate"
 
 
 def test_it_is_said_in_words() -> None:

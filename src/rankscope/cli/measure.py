@@ -7,7 +7,7 @@ progress on stderr, and keep what was finished when Ctrl-C comes.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import inputs
 from rankscope.cli import options as opt
@@ -98,14 +98,18 @@ def measure_all(
     the same pass if there is one in deviation arithmetic.
     """
     from rankscope.profiles import Profile, measure_together
+    from rankscope.profiles.measure import expected_seconds
     from rankscope.profiles.pass_cost import in_words
+    from rankscope.profiles.propagation import PassOptions
     from rankscope.runs import EarlyStop
 
     profiles = [*saved]
+    checks: dict[str, Any] = {"check": True, **task.checks}
     passes = [(group, arithmetic) for group in _groups(jobs) for arithmetic in task.arithmetics]
     finished: list[str] = []
     expected = [
-        sum(_seconds(*jobs[name][:2], arithmetic, task.checks) for name in group) for group, arithmetic in passes
+        sum(expected_seconds(*jobs[name][:2], PassOptions(arithmetic, **checks)) for name in group)
+        for group, arithmetic in passes
     ]
     if sum(expected) > ANNOUNCED_SECONDS and not quiet:
         complain(f"this will take {in_words(sum(expected))} by estimate")
@@ -142,17 +146,6 @@ def raise_if_stopped(profile: "Profile", output: Path | None) -> None:
         return
     finished = ", ".join(stopped.finished) or "none"
     raise Interruption(f"after {len(stopped.finished)} of {stopped.asked} ({finished}); {where_written(output)}")
-
-
-def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str, bool]) -> float:
-    """The expected seconds of a pass."""
-    from rankscope.profiles import ARITHMETICS
-    from rankscope.profiles.pass_cost import seconds
-
-    kind = "float"
-    if arithmetic == "deviation":
-        kind = "confirm" if checks.get("confirm") else "checked" if checks.get("check", True) else arithmetic
-    return seconds(net.arch, X.shape[0], X.shape[1], kind, ARITHMETICS[arithmetic], net.device)
 
 
 def _groups(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[str]]:

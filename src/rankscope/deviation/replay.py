@@ -89,6 +89,11 @@ class ReplayCache:
             cached.answered_anew(asking.answers)
         return result
 
+    def clear(self) -> None:
+        """Forget all computations, and free the memory that their graphs hold."""
+        self.computations.clear()
+        self.pool = None
+
     def _prepare(self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any) -> None:
         """Make `cached.run`: the function with answers presumed, captured on a GPU."""
         answers, like = cached.answers, tensors_of(inputs)[0]

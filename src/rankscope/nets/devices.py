@@ -56,9 +56,11 @@ def machine_memory() -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of memory that are free on a device; None where the system does not tell."""
+    """Bytes of memory that are free on a device; None where the system does not tell. On a GPU what torch holds of
+    tensors that are gone counts as free: it gives it to the next ones."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     if device.type != "cpu":
         return None
     limits = [_meminfo(), _cgroup()]

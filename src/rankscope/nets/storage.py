@@ -10,6 +10,7 @@ the SHA-256 of the architecture and of a hash of each tensor, so that layers can
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tenso
 
 def digests(structure: object, layers: bool = True) -> dict[str, str]:
     """Return the digest of every tensor of a structure by its dotted name; without `layers` if False."""
-    return {name: digest(tensor) for name, tensor in named(structure, layers=layers).items()}
+    tensors = named(structure, layers=layers)
+    with ThreadPoolExecutor() as pool:  # hashing of billions of numbers takes longer than a pass over them
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
 
 
 def digest(tensor: Tensor) -> str:

@@ -47,7 +47,10 @@ def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass
     inputs: dict[str, Errors | None] = {"tokens": comparison.state_distance(step.state, second.step.state)}
     if any(metric.of == "attention" for metric, _ in readings):
         inputs["attention"] = _pattern_difference(step, second.step)
-    return [(metric, _marked(read_, _error(metric, read_, inputs.get(metric.of), step, second))) for metric, read_ in readings]
+    return [
+        (metric, _marked(read_, _error(metric, read_, inputs.get(metric.of), step, second)))
+        for metric, read_ in readings
+    ]
 
 
 def checked_floats(
@@ -161,7 +164,9 @@ def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other:
         return error.masked_fill(_cut(metric, reading, step), torch.inf)
     error = torch.maximum(error, _spread(comparison.state_distance(step.state, other.state), error))
     if metric.sensitive_to == "directions":
-        error = torch.maximum(error, comparison.direction_difference(step.state.scaled_tokens, other.state.scaled_tokens))
+        error = torch.maximum(
+            error, comparison.direction_difference(step.state.scaled_tokens, other.state.scaled_tokens)
+        )
     if metric.count:
         apart = comparison.state_distance(step.state, other.state, deep=False)
         error = error.masked_fill(_spread(_miscounted(metric, step.state, apart), error), torch.inf)

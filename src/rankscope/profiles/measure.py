@@ -13,6 +13,7 @@ What happens when it is called, file by file:
 6. Readings become **rows** of one table (`readings.py`), and the table a `Profile` (`profile.py`).
 """
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,16 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankscope.deviation import applies
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
+from rankscope.profiles.pass_cost import in_words, seconds
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.propagation import PassOptions, Progress, layer_pass, run_side_by_side
+from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, layer_pass, run_side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.readings import table
 from rankscope.runs import manifest_of
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
 DEFAULT_METRICS = ("relative_residual", "residual", "relative_mu", "mu")
+LOG = logging.getLogger("rankscope")
+"""At level INFO it says how long a pass will take, before the pass starts."""
 
 
 def measure(
@@ -52,7 +57,8 @@ def measure(
 
     Layer l is the output of block l, layer 0 the input; a final norm is not applied. Metrics are computed in float64
     from what the arithmetic gives. A kernel without a rule in deviation arithmetic runs in float64, and the table says
-    so. A sample whose tokens overflow has NaN from that layer on, and the manifest says from which.
+    so. A sample whose tokens overflow has NaN from that layer on, and the manifest says from which. The logger
+    "rankscope" says at level INFO how long it will take.
 
     Args:
         net: A network, or a Hugging Face model in memory, which is loaded as one (`rankscope.load`).
@@ -147,6 +153,9 @@ def _measuring(
     options: PassOptions,
 ) -> Generator[None, None, Profile]:
     """`measure` as a generator: it yields after each layer, and returns the profile."""
+    if LOG.isEnabledFor(logging.INFO) and X.ndim == 3 and options.arithmetic in ARITHMETICS:
+        duration = in_words(expected_seconds(net, X, options))
+        LOG.info("%d x %d tokens, %s: this will take %s by estimate", *X.shape[:2], variant, duration)
     readings, checks = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
     ran = yield from layer_pass(net, X, padding, [readings, checks, *readers], options)
     how = {"arithmetic_asked": options.arithmetic, "dropout": 0.0, "check": options.check, "confirm": options.confirm}
@@ -155,3 +164,18 @@ def _measuring(
     names = [metric.name for metric in readings.metrics]
     manifest = manifest_of(described, ran.device, variant, ran.arithmetic, names, notes)
     return Profile(table(readings.result(), variant, ran.arithmetic), manifest)
+
+
+def expected_seconds(net: Transformer, X: Tensor, options: PassOptions) -> float:
+    """The time that a pass over tokens `[batch, token, width]` will take, by estimate (`pass_cost.py`).
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    >>> expected_seconds(net, torch.randn(3, 5, 8), PassOptions()) > 0
+    True
+    """
+    arithmetic, kind = options.arithmetic, "float"
+    if arithmetic == "deviation" and applies(net):
+        kind = "confirm" if options.confirm else "checked" if options.check else "deviation"
+    dtype, device = ARITHMETICS[arithmetic], torch.device(options.device or net.device)
+    return seconds(net.arch, len(X), X.shape[1], kind, dtype, device, options.batch)

@@ -1,7 +1,7 @@
 """What a pass will cost in memory and in time, told before it starts.
 
 Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches do
-(`batches_beside`), and by the command line, which says how long it will take (`seconds`).
+(`batches_beside`), and by `measure.py` and the command line, which say how long it will take (`seconds`).
 
 **Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its
 scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.
@@ -12,14 +12,16 @@ some blocks.
 
     n (numbers in its weight matrices) + 2 n^2 heads head_width
 
-times, and spends the time of `ENTRY` such operations on each entry of attention and of what its parts give. Divided by
-how many of these this machine does a second in a product of matrices, and times what the arithmetic costs beside a
-plain pass (`PASSES`), that is the time, within a factor of two; files that are read on the way take longer.
+times in products of matrices; it goes over `n^2 heads + n (4 width + mlp_width)` entries of attention and of what its
+parts give; and every layer of every batch has small operations to start. What an arithmetic takes of each is its
+`Cost`; how fast this machine multiplies is timed (`rate`). Their sum is the time, mostly within a factor of two; files
+that are read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
 """
 
 import math
 import time
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -64,12 +66,13 @@ def check_memory(
         TooLargeError: with what would fit.
     """
     count = min(samples, batch)
-    size = _sample_bytes(arch, tokens, kind, heads)
-    if size * count <= UNNOTICED:
+    needed = _pass_bytes(arch, count, tokens, kind, device, heads)
+    if needed <= UNNOTICED:
         return
     free = free_memory(device)
-    if free is None or size * count <= free:
+    if free is None or needed <= free:
         return
+    size = needed / count
     fits = int(free // size)
     most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8))) if kind in MATRICES else int(tokens * free / size)
     if fits:
@@ -79,7 +82,7 @@ def check_memory(
     else:
         remedy = f"{most:,} tokens fit"
     what = {"confirm": "doubled precision", "float": "attention"}.get(kind, "deviation arithmetic")
-    sentence = f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about {_in_bytes(size * count)}"
+    sentence = f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about {_in_bytes(needed)}"
     got = f"there are {_in_bytes(free)} of memory free"
     raise TooLargeError(f"{sentence}; {got}: {remedy}", subject="batch" if fits else "tokens")
 
@@ -87,34 +90,60 @@ def check_memory(
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
     """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
-    size = batch * _sample_bytes(arch, tokens, kind)
+    size = _pass_bytes(arch, batch, tokens, kind, device)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
 
 
-def _sample_bytes(arch: Architecture, tokens: int, kind: str, heads: bool = False) -> float:
+def _pass_bytes(
+    arch: Architecture, samples: int, tokens: int, kind: str, device: torch.device, heads: bool = False
+) -> float:
     in_matrices = MATRICES.get(kind)
-    return by_rows(arch, tokens, heads) if in_matrices is None else in_matrices * size_of_attention(arch, 1, tokens)
+    if in_matrices is None:
+        return by_rows(arch, tokens, heads, samples, device.type)
+    return in_matrices * size_of_attention(arch, samples, tokens)
 
 
-def by_rows(arch: Architecture, tokens: int, heads: bool = False) -> float:
-    """The bytes that deviation arithmetic of one sample needs by rows."""
+def by_rows(arch: Architecture, tokens: int, heads: bool = False, samples: int = 1, device: str = "cpu") -> float:
+    """The bytes that deviation arithmetic needs by rows."""
     numbers = STATES * (arch.width + arch.mlp_width) + OF_HEADS * heads * arch.heads * arch.width
-    return 8 * tokens * numbers + BLOCKS * max(AT_ONCE["cpu"], 8 * arch.heads * tokens)
+    block = max(AT_ONCE.get(device, AT_ONCE["cuda"]), 8 * samples * arch.heads * tokens)
+    return 8 * samples * tokens * numbers + BLOCKS * block
 
 
 def _in_bytes(size: int | float) -> str:
     return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"
 
 
-PASSES = {"float": 1.2, "deviation": 2.6, "checked": 4.6, "confirm": 80.0}
-"""As measured on one core, with metrics of tokens; "checked" has the second pass beside deviation."""
+class Cost(NamedTuple):
+    """What a kind of pass takes, on one kind of device."""
+
+    products: float  # times the products of matrices of a plain pass
+    entries: float  # multiplications and additions in the time of what happens to an entry beside products
+    start: float  # seconds of a layer of a batch, however small
+
+
+COSTS = {
+    "cpu": {
+        "float": Cost(1.3, 150.0, 0.001),
+        "deviation": Cost(1.4, 450.0, 0.012),
+        "checked": Cost(2.6, 1400.0, 0.03),
+        "confirm": Cost(80.0, 24000.0, 0.1),
+    },
+    "cuda": {
+        "float": Cost(1.2, 360.0, 0.001),
+        "deviation": Cost(2.0, 2500.0, 0.006),
+        "checked": Cost(3.5, 5000.0, 0.012),
+        "confirm": Cost(80.0, 50000.0, 0.1),
+    },
+}
+"""With metrics of tokens, by device and kind of pass; "checked" has the second pass beside deviation. Any other device
+counts as "cuda"."""
 LOOKED_AT = 1000  # layers of which the cost is taken, at most: a million would take longer than to begin
-ENTRY = 300  # multiplications and additions in the time of what happens to an entry beside products
 SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: less is done before the next is due
 
 
 def seconds(
-    arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device
+    arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device, batch: int = 16
 ) -> float:
     """The time that a pass will take.
 
@@ -122,15 +151,23 @@ def seconds(
         arch: The network's architecture.
         samples: Samples in all.
         tokens: Tokens of each.
-        kind: One of `PASSES`.
+        kind: "float", "deviation", "checked" (deviation with its second pass) or "confirm".
         dtype: The dtype that it runs in.
         device: Where it runs.
+        batch: Samples that run together.
     """
-    entries = tokens**2 * arch.heads + tokens * (4 * arch.width + arch.mlp_width)
-    beside = ENTRY * samples * arch.layers * entries
+    cost = COSTS.get(device.type, COSTS["cuda"])[kind]
     # Products of narrow numbers may be many times as fast; what goes over entries is not.
-    fast = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})
-    return PASSES[kind] * (multiply_adds(arch, samples, tokens) + beside) / fast
+    slow = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})
+    products = cost.products * multiply_adds(arch, samples, tokens) / rate(dtype, device)
+    beside = cost.entries * entries(arch, samples, tokens) / slow
+    return products + beside + cost.start * arch.layers * math.ceil(samples / batch)
+
+
+def entries(arch: Architecture, samples: int, tokens: int) -> float:
+    """The entries of attention, and of what the parts of layers give, that a plain pass goes over."""
+    mlp = 0 if arch.mlp == "none" else arch.mlp_width
+    return samples * arch.layers * (tokens**2 * arch.heads + tokens * (4 * arch.width + mlp))
 
 
 def multiply_adds(arch: Architecture, samples: int, tokens: int) -> float:
