@@ -71,7 +71,7 @@ class Presuming(Recording):
         self.kept: list[Tensor] = []  # tensors that outlive the pass: a graph reads them where they lie
         self.must_hold: dict[float | None, list[Tensor]] = {}
         """Numbers that must lie within a limit, by that limit, and truth values of which none may be false."""
-        self.too_few: list[Bool[Tensor, "1"]] = []
+        self.too_few: list[Bool[Tensor, 1]] = []
 
     def answer(self, name: str, condition: "Condition") -> int:
         """The earlier answer; 0, the general formula, rests on nothing."""

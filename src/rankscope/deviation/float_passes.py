@@ -33,7 +33,6 @@ from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Heads, Plain, Tokens
 from rankscope.nets.steps import Step
 from rankscope.nets.streaming import AttentionRequest, PatternNumbers, StreamedPlain
-from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float

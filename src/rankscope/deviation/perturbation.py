@@ -39,7 +39,10 @@ from rankscope.nets.weights import Linear
 CACHED = {"cpu": 2**22}
 """The longest random row that is kept for later passes, by device; 2^27 elsewhere, where drawing takes long."""
 CALLS_PER_LAYER = 1000  # by how much the count of calls at the start of a layer exceeds that of the layer before
-UNITS = 4  # by how much an entry is moved at most, in units of its last place
+UNITS = 16
+"""By how much an entry is moved at most, in units of its last place: what is left of numbers that cancel is a few of
+these units, and must not be the same in two passes by chance."""
+SCORE_UNITS = 64  # the same of scores
 
 
 class Perturbation:
@@ -282,7 +285,7 @@ class PerturbedDeviation(_Perturbed, Deviation):
     def _set_up(self, seed: int, copies: int = 0) -> None:
         """Draw the perturbations of this seed, of all samples or of `copies` of them."""
         self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=16 * UNITS, copies=copies)
+        self.of_scores = Perturbation(seed, units=SCORE_UNITS, copies=copies)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 
