@@ -233,6 +233,25 @@ def test_help_version_and_what_is_not_there_do_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys, rankscope.cli\n"
+        "from typer.testing import CliRunner\n"
+        "said = CliRunner().invoke(rankscope.cli.app, ['--help']).stdout\n"
+        "assert 'Measure how uniform the tokens become' in said\n"
+        "loaded = {name for name in sys.modules if name.startswith('rankscope.cli.')}\n"
+        "assert loaded == {'rankscope.cli.app', 'rankscope.cli.ending'}, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_listed_of_a_command_begins_its_help() -> None:
+    for name, command in commands().items():
+        listed = command.help
+        assert command.params and listed.endswith((".", "?")), name
+        assert command.help.split("\n\n")[0] == listed, name
+
+
 def test_version() -> None:
     from importlib.metadata import version
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
-from rankscope.paths.polynomials import PIECE
+from rankscope.paths.frozen import freeze
+from rankscope.paths.polynomials import PIECE, length_terms
 from tests.paths.enumeration import CASES, both, close, network, sums, tokens
 
 
@@ -61,22 +63,55 @@ def test_lengths_add_up_to_the_output(fields: dict[str, Any], seed: int, padded:
     assert d.by_length() is found
 
 
+def with_random_biases(net: Transformer, spread: float = 0.25) -> Transformer:
+    generator = torch.Generator().manual_seed(0)
+    biases = {
+        name: spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        for name, tensor in net.state().items()
+        if name.endswith(".bias")
+    }
+    return Transformer.from_weights(net.arch, net.state() | biases)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_many_samples_have_the_sums_that_each_has_alone(place: Any) -> None:
     """More coefficients than go through a layer together, among them those that start at biases."""
     arch = Architecture(layers=3, width=64, heads=2, mlp_width=32, norm_place=place)
     net = Transformer.random(arch, init="xavier")
+    net = with_random_biases(net)
     generator = torch.Generator().manual_seed(0)
-    shaken = {
-        name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64) / 4
-        for name, tensor in net.state().items()
-        if name.endswith(".bias")
-    }
-    net = Transformer.from_weights(arch, net.state() | shaken)
     X = torch.randn(512, 16, 64, generator=generator, dtype=torch.float64)
     assert X.numel() <= PIECE < 3 * X.numel()  # two coefficients together, of up to four
     together, alone = decompose(net, X).by_length(), decompose(net, X[7:9]).by_length()
     torch.testing.assert_close(together.embedding[:, 7:9], alone.embedding, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(together.bias[:, 7:9], alone.bias, rtol=1e-11, atol=1e-12)
     assert together.bias[-1].any() and together.bias[0].any()
+
+
+@pytest.mark.parametrize("layers", [1, 3, 4])
+def test_layers_are_applied_as_often_as_the_docs_say(layers: int) -> None:
+    """Heads L(L+1)/2 times, MLPs L(L+3)/2 times, and with biases twice as often: counted in multiply-adds."""
+    arch = Architecture(layers=layers, width=8, heads=2, mlp_width=24, norm_place="post")
+    net = Transformer.random(arch, init="xavier")
+    X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    n, width, all_tokens = X.shape[1], 8, X.shape[0] * X.shape[1]
+    heads, mlp = all_tokens * (2 * width * width + n * width), all_tokens * 2 * width * 24
+    once = layers * (layers + 1) // 2 * heads + layers * (layers + 3) // 2 * mlp
+    for case, expected in ((net, once), (with_random_biases(net), 2 * once)):
+        frozen = freeze(case, X)
+        with FlopCounterMode(display=False) as counter:
+            length_terms(frozen)
+        assert counter.get_total_flops() == 2 * expected  # a multiplication and an addition
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_sums_from_the_embedding_and_from_biases_are_linearly_independent(layers: int, place: Any) -> None:
+    """The docs say so: none of the 2(L + 1) sums that a next layer takes can be had from the others."""
+    arch = Architecture(layers=layers, width=16, heads=2, mlp_width=24, norm_place=place, final_norm=False)
+    net = with_random_biases(Transformer.random(arch, init="xavier"))
+    X = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    sums_by_length = torch.cat(length_terms(freeze(net, X))).flatten(1)
+    unit = sums_by_length / sums_by_length.norm(dim=1, keepdim=True)
+    assert torch.linalg.svdvals(unit).min() > 1e-6

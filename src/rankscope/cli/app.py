@@ -12,42 +12,59 @@ import io
 import os
 import re
 import sys
-from importlib.metadata import version
+from importlib import import_module
 from inspect import cleandoc
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from rankscope.cli.bounds import bounds
-from rankscope.cli.checkpoints import checkpoints
-from rankscope.cli.compare import compare
-from rankscope.cli.cut import cut
-from rankscope.cli.demo import demo
-from rankscope.cli.depth import depth
-from rankscope.cli.follow import follow
-from rankscope.cli.forecast import forecast
-from rankscope.cli.listings import masks, metrics, models
-from rankscope.cli.measure import measure
-from rankscope.cli.options import flattened
-from rankscope.cli.output import ending
-from rankscope.cli.pages import explore, report
-from rankscope.cli.paths import paths
-from rankscope.cli.remedies import remedies
-from rankscope.cli.reproduce import reproduce
-from rankscope.cli.show import Interruption, complain
-from rankscope.cli.spikes import spikes
-from rankscope.cli.study import study
-from rankscope.cli.sweep import sweep
+from rankscope.cli.ending import ending
 from rankscope.errors import RankscopeError
-from rankscope.extras import EXTRAS, install
 
+COMMANDS = (
+    "demo", "measure", "compare", "paths", "bounds", "depth", "cut", "forecast", "sweep", "checkpoints", "follow",
+    "spikes", "explore", "reproduce", "study", "remedies", "report", "masks", "metrics", "models",
+)  # fmt: skip
+FILES = {"explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings", "models": "listings"}
+"""The file of this folder that has a command, where it is not one of the command's own name."""
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 ClickException: Any = typer.BadParameter.__mro__[2]  # click's class, which each version of typer has in another module
 
 
+class Command(TyperCommand):
+    """A command whose file is imported when its parameters or its function are asked for.
+
+    Until then its help is the first paragraph of the docstring, which is read from the file's text: importing all files
+    takes longer than printing the list of all commands."""
+
+    def __init__(self, name: str) -> None:
+        self.file = FILES.get(name, name)
+        text = Path(__file__).with_name(f"{self.file}.py").read_text(encoding="utf-8")
+        docstring = text.partition(f"\ndef {name}(")[2].split('"""')[1]
+        super().__init__(name, help=_unwrapped(docstring).partition("\n\n")[0], rich_markup_mode="rich")
+        del self.params, self.callback
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute not in ("params", "callback"):
+            raise AttributeError(attribute)
+        from rankscope.cli.options import flattened
+
+        function = getattr(import_module(f"rankscope.cli.{self.file}"), str(self.name))
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name, help=_unwrapped(function.__doc__))(flattened(function))
+        loaded = typer.main.get_command(alone)
+        self.params, self.callback, self.help = loaded.params, loaded.callback, loaded.help
+        return getattr(self, attribute)
+
+
 class Commands(TyperGroup):
     """The group of all commands; every error in one becomes a sentence and an exit code."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: Command(name) for name in COMMANDS}
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command and leave with its exit code."""
@@ -72,15 +89,16 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except RankscopeError as error:
             _leave(BAD, str(error))
-        except Interruption as stop:
-            _leave(INTERRUPTED, f"stopped {stop}")
-        except KeyboardInterrupt:
-            _leave(INTERRUPTED, "stopped; what is not printed or written yet is lost")
+        except KeyboardInterrupt as stop:  # an `Interruption` says what was kept
+            said = str(stop)
+            _leave(INTERRUPTED, f"stopped {said}" if said else "stopped; what is not printed or written yet is lost")
         except BrokenPipeError:
             _leave(PIPE_CLOSED)
         except OSError as error:
             _leave(BAD, _os_sentence(error))
         except ModuleNotFoundError as error:
+            from rankscope.extras import EXTRAS, install
+
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 raise
@@ -122,6 +140,8 @@ def _leave(code: int, sentence: str | None = None) -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sentence = sentence or _os_sentence(error)
     if sentence is not None:
+        from rankscope.cli.show import complain
+
         complain(sentence)
     sys.exit(code)
 
@@ -142,15 +162,12 @@ def _os_sentence(error: OSError) -> str:
 app = typer.Typer(
     name="rankscope", cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
 )
-for command in (
-    demo, measure, compare, paths, bounds, depth, cut, forecast, sweep, checkpoints, follow, spikes, explore, reproduce,
-    study, remedies, report, masks, metrics, models,
-):  # fmt: skip
-    app.command(help=_unwrapped(command.__doc__))(flattened(command))
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"rankscope {version('rankscope')}")
         raise typer.Exit
 

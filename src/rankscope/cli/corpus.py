@@ -7,9 +7,10 @@ from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from rankscope.cli.ending import ending
 from rankscope.cli.inputs import MeasureTask, beginning, manifest_fields, split_names, stream_excerpts, title_of
 from rankscope.cli.options import CorpusOptions, MeasuredNetwork, ResultOptions
-from rankscope.cli.output import ReportTables, ending, with_manifest
+from rankscope.cli.output import ReportTables, with_manifest
 from rankscope.cli.show import Interruption, complain, progress, show_run
 from rankscope.errors import RankscopeError, TokensError
 

@@ -1,11 +1,11 @@
 """The folder that a command writes to, locked from its beginning to its end, and tables that only a report needs."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rankscope.cli.ending import ending
 from rankscope.cli.show import progress
 from rankscope.errors import FileError
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MOST_VARIANTS = 4  # Variants that a report draws; the whole network is among them
-ending = ExitStack()  # Context managers that are closed when the command ends, however it ends
 
 
 def open_store(folder: Path | None) -> "Store | None":

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.output import ending, require_report
+from rankscope.cli.ending import ending
+from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_where
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ class AttentionReadings:
         plan: WatchPlan,
         batch: TokenBatch,
         readings: list[tuple[int, Readings]],
-        projections: OutputProjectionFinder,
+        projections: OutputProjectionFinder | None,
         mask: str | None,
     ) -> None:
         self.plan, self.batch, self.readings = plan, batch, readings
@@ -228,9 +228,10 @@ class AttentionReadings:
         if not self.plan.wants("heads"):
             return
         if attention.contributions is not None:
-            with isolated(next(iter(self.batch.valid))):
+            with isolated(self.batch.device):
                 self.read_heads(layer, attention.contributions().detach().to(torch.float64))
         elif attention.head_outputs is not None:
+            assert self.projections is not None  # metrics of heads are asked for
             self.projections.head_outputs = attention.head_outputs()
         else:
             came = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"

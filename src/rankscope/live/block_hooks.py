@@ -11,61 +11,82 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from rankscope.live.attention import WatchedBlocks
 from rankscope.live.attention.multihead import multihead_modules
 from rankscope.live.recorder import Recorder
 
+Hook = Callable[..., None]
+
 
 class BlockHooks:
-    """The hooks of one watch: `before` is called, then observers may add theirs, then `after` is called. So a hook that
-    an observer puts on a block runs while the recorder knows that the block runs."""
+    """The hooks of one watch, made once and attached whenever it is entered: `before` is called, then observers may add
+    theirs, then `after`. So a hook that an observer puts on a block runs while the recorder knows that the block runs.
 
-    def __init__(self, stack: ExitStack, blocks: WatchedBlocks, recorder: Recorder) -> None:
-        self.stack, self.blocks, self.recorder = stack, blocks, recorder
-        self.lists = ListedParts(recorder)
-        self.outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
+    Args:
+        blocks: The blocks that are watched.
+        modules: All modules in the blocks.
+        recorder: The recorder that the hooks report to.
+    """
 
-    def before(self) -> None:
-        """Hook what is called; modules around the blocks first, as the model may itself be a block."""
-        for module in self.outer:
-            self._pre_hook(module, partial(self.recorder.begin_call, alone=module is not self.blocks.model))
-        for block in self.blocks:
+    def __init__(self, blocks: WatchedBlocks, modules: Sequence[nn.Module], recorder: Recorder) -> None:
+        lists = ListedParts(recorder)
+        # Modules around the blocks come first when they are called and last when they return, as the model may itself
+        # be a block.
+        outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
+        self.calls: list[tuple[nn.Module, Hook]] = [
+            (module, partial(recorder.begin_call, alone=module is not blocks.model)) for module in outer
+        ]
+        self.returns: list[tuple[nn.Module, Hook]] = []
+        for block in blocks:
             listed = isinstance(block, nn.ModuleList)
-            for part in parts_of(block):
-                self._pre_hook(part, partial(self.lists.part_called, block) if listed else self.recorder.enter_block)
-        for module in multihead_modules(self.blocks):
-            self._pre_hook(module, self.recorder.on_multihead)
+            called = partial(lists.part_called, block) if listed else recorder.enter_block
+            returned = _on_return(lists.part_returned if listed else recorder.leave_block)
+            self.calls += [(part, called) for part in parts_of(block)]
+            self.returns += [(part, returned) for part in parts_of(block)]
+        self.calls += [(module, recorder.on_multihead) for module in multihead_modules(modules)]
+        if has_listed_parts(blocks):
+            self.returns.append((outer[-1], _on_return(lambda module, output, failed: lists.end_block(failed))))
+        ended = _on_return(lambda module, output, failed: recorder.end_call(failed))
+        self.returns += [(module, ended) for module in outer]
 
-    def after(self) -> None:
-        """Hook what returns, the blocks before the modules around them."""
-        for block in self.blocks:
-            returned = self.lists.part_returned if isinstance(block, nn.ModuleList) else self.recorder.leave_block
-            for part in parts_of(block):
-                self._hook(part, returned)
-        if has_listed_parts(self.blocks):
-            self._hook(self.outer[-1], lambda module, output, failed: self.lists.end_block(failed))
-        for module in self.outer:
-            self._hook(module, lambda module, output, failed: self.recorder.end_call(failed))
+    def before(self, stack: ExitStack) -> None:
+        """Hook what is called, until the stack is closed."""
+        stack.callback(_remove, [m.register_forward_pre_hook(hook, with_kwargs=True) for m, hook in self.calls])
 
-    def _pre_hook(self, module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
-        self.stack.callback(module.register_forward_pre_hook(called, with_kwargs=True).remove)
+    def after(self, stack: ExitStack) -> None:
+        """Hook what returns, until the stack is closed."""
+        stack.callback(_remove, [m.register_forward_hook(hook, always_call=True) for m, hook in self.returns])
 
-    def _hook(self, module: nn.Module, returned: Callable[[nn.Module, Any, bool], None]) -> None:
-        """Call `returned` with the module, its output and whether it failed, also while it raises."""
 
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            returned(module, output, output is None and sys.exc_info()[0] is not None)
+def _on_return(returned: Callable[[nn.Module, Any, bool], None]) -> Hook:
+    """A hook that calls `returned` with the module, its output and whether it failed, also while it raises."""
 
-        self.stack.callback(module.register_forward_hook(hook, always_call=True).remove)
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        returned(module, output, output is None and sys.exc_info()[0] is not None)
+
+    return hook
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def modules_around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     """The modules that hold a block, from the outside in, without the model itself and without mere lists."""
-    named = model.named_modules(remove_duplicate=False)
-    steps = next((name for name, part in named if part is block), "").split(".")[:-1]
-    holders = [model.get_submodule(".".join(steps[: k + 1])) for k in range(len(steps))]
-    return [part for part in holders if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
+    return [part for part in _holders(model, block) or () if not isinstance(part, (nn.ModuleList, nn.ModuleDict))]
+
+
+def _holders(module: nn.Module, block: nn.Module) -> list[nn.Module] | None:
+    """The modules between a module and a block in it, from the outside in; None if the block is not in it."""
+    for part in module._modules.values():
+        if part is block:
+            return []
+        if part is not None and (inside := _holders(part, block)) is not None:
+            return [part, *inside]
+    return None
 
 
 def has_listed_parts(blocks: Sequence[nn.Module]) -> bool:

@@ -84,6 +84,8 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str]]:
 def stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
     """Every stack of the model by its dotted name; only those with attention, where any has it."""
     by_name = dict(_stacks("", model))
+    if len(by_name) == 1:
+        return by_name
     with_attention = {name: members for name, members in by_name.items() if any(map(has_attention, members))}
     return with_attention or by_name
 

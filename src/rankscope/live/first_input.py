@@ -39,8 +39,9 @@ class FirstInput:
 
     def attention_seen(self, attention: AttentionCall) -> None:
         """Take what attention of a block's tokens to themselves shows."""
-        plan, raw = self.plan, exchanged(self.hidden, self.plan.layout)
-        if not plan.layout_known and (layout := layout_in_attention(raw.shape, attention.sizes)) is not None:
+        plan = self.plan
+        raw = None if plan.layout_known else exchanged(self.hidden, plan.layout)
+        if raw is not None and (layout := layout_in_attention(raw.shape, attention.sizes)) is not None:
             if layout != plan.layout and self.was_read:
                 came = f"attention shows that they are {layout}: give layout={layout!r}"
                 raise WatchError(f"hidden states were read as {plan.layout}; {came}", subject="layout")
@@ -58,6 +59,15 @@ class FirstInput:
         self._find_mask()
         if self.mask is not None and self.mask.opposite is not None:
             self.doubtful, self.mask = self.mask.name, None
+
+    def begin(self) -> Tensor:
+        """Give the hidden states away, to be read: their shape is what may still be asked for, to learn the layout."""
+        hidden, self.was_read = self.hidden, True
+        if not self.plan.layout_known:
+            self.hidden = hidden.new_empty(()).expand(hidden.shape)
+        else:
+            del self.hidden
+        return hidden
 
     def _find_mask(self) -> None:
         single = not len(self.hidden) or self.hidden.shape[1] == 1

@@ -84,7 +84,10 @@ def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
     """The floating tensors that could be the hidden states: of three axes, else, if tokens may be in a `grid`, of four,
     else of two. `values` is what a block returned, or its arguments in order."""
-    tensors = floating_tensors(values)
+    return _of_most_fitting_axes(floating_tensors(values), grid)
+
+
+def _of_most_fitting_axes(tensors: list[Tensor], grid: bool) -> list[Tensor]:
     for axes in (3, 4, 2) if grid else (3, 2):
         if fitting := [x for x in tensors if x.ndim == axes]:
             return fitting
@@ -98,13 +101,14 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
     tensors = floating_tensors(values)
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones", subject="blocks")
-    if fitting := [local_tokens(x.detach()) for x in candidates_in(values, grid)]:
+    if fitting := _of_most_fitting_axes(tensors, grid):
+        fitting = [local_tokens(x.detach() if x.requires_grad else x) for x in fitting]
         axes = fitting[0].ndim
         if axes == 2:
             return [x[None] for x in fitting]
         if axes == 4:
             return [x.flatten(1, 2) for x in fitting]
-        return [exchanged(x, layout) for x in fitting]
+        return fitting if layout == "batch first" else [exchanged(x, layout) for x in fitting]
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     sentence = f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
     raise WatchError(sentence, subject="blocks")
@@ -112,6 +116,8 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
 
 def same(a: Tensor, b: Tensor) -> bool:
     """True if two tensors are the same memory, or hold equal numbers."""
+    if a is b:
+        return True
     if a.shape != b.shape:
         return False
     alike = a.device == b.device and a.dtype == b.dtype and a.stride() == b.stride()
@@ -130,8 +136,9 @@ def refuse_streams(shape: Sequence[int], calls: Sequence[Mapping[str, object]]) 
 
 def floating_tensors(values: object) -> list[Tensor]:
     """The floating tensors in what a block takes or returns: a tensor, a dictionary, a tuple or a list."""
-    parts = [*values.values()] if isinstance(values, Mapping) else values
-    several = parts if isinstance(parts, tuple | list) else [parts]
+    if not isinstance(values, (Tensor, tuple, list)):
+        values = [*values.values()] if isinstance(values, Mapping) else ()
+    several = [values] if isinstance(values, Tensor) else values
     return [x for x in several if isinstance(x, Tensor) and x.is_floating_point()]
 
 

@@ -68,12 +68,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
     """True if one of these modules runs compiled: through `torch.compile(module)` or `module.compile()`."""
-    return any(
-        "_orig_mod" in module._modules
-        or module.__dict__.get("_compiled_call_impl") is not None
-        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
-        for module in modules
-    )
+    for module in modules:
+        own = module.__dict__
+        if "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None:
+            return True
+        if "forward" in own and hasattr(own["forward"], "_torchdynamo_orig_callable"):
+            return True
+    return False
 
 
 def parts_in(blocks: Iterable[nn.Module]) -> list[nn.Module]:
@@ -92,8 +93,8 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., None], **options: b
 
 def refuse_scripted(modules: Sequence[nn.Module]) -> None:
     """Refuse TorchScript, in which hooks do not fire; `modules` are those of a model, the model first."""
-    scripted = next((module for module in modules if isinstance(module, torch.jit.ScriptModule)), None)
-    if scripted is not None:
+    if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, modules))):
+        scripted = next(module for module in modules if isinstance(module, torch.jit.ScriptModule))
         name = next(name for name, part in modules[0].named_modules() if part is scripted)
         what = f"its part {name!r}" if name else "this model"
         sentence = f"{what} is a TorchScript module, in which hooks do not fire: watch it before it was scripted"

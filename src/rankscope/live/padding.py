@@ -40,8 +40,10 @@ DOCUMENTED = {  # by library: masks of whose meaning it says the same in all its
     "transformers": {"attention_mask", "decoder_attention_mask", "input_mask"},
 }
 GIVE = "give padding= (True at padded tokens), or padding='none'"
+WRAPPED = {"args", "inputs", "input", "kwargs"}  # arguments of modules that pass them on to another
 DEEPEST = 3  # how deep dictionaries in dictionaries are searched
-_signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
+KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+_forwards: "WeakKeyDictionary[type[nn.Module], tuple[Any, _Forward]]" = WeakKeyDictionary()
 
 
 class PaddingArgument(NamedTuple):
@@ -67,22 +69,42 @@ class CallArguments(dict[str, Any]):
     of_images = False  # its tokens are of images, and not those that a mask of a module around it is about
 
 
+class _Forward:
+    """The arguments of a `forward`. `inspect` binds them slowly, so that here they are bound where all have names."""
+
+    def __init__(self, forward: Any) -> None:
+        self.signature = inspect.signature(forward)
+        of_kind = {kind: [name for name, of in self.signature.parameters.items() if of.kind is kind] for kind in KINDS}
+        self.positional = of_kind[inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        self.names = [*self.positional, *of_kind[inspect.Parameter.KEYWORD_ONLY]]
+        self.further = next(iter(of_kind[inspect.Parameter.VAR_KEYWORD]), None)
+        self.all_named = len(self.names) + (self.further is not None) == len(self.signature.parameters)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments by their names, in the order of the signature."""
+        bound = dict(zip(self.positional, args, strict=False))
+        bound.update((name, kwargs[name]) for name in self.names[len(args) :] if name in kwargs)
+        further = {name: value for name, value in kwargs.items() if name not in bound}
+        if not self.all_named or len(bound) + len(further) < len(args) + len(kwargs) or (further and not self.further):
+            return self.signature.bind_partial(*args, **kwargs).arguments
+        return bound | {self.further: further} if self.further and further else bound
+
+
 def library_of(module: nn.Module) -> str:
     """The library that documents the masks `[batch, token]` which a module takes; empty for one's own modules."""
     if type(module).__module__.startswith("torch.nn."):
         return "torch"
-    files = {kind.__module__ for kind in type(module).__mro__}  # also of a model of one's own that derives from one
-    return "transformers" if any(file.startswith("transformers.") for file in files) else ""
+    kinds = type(module).__mro__  # also of a model of one's own that derives from one
+    return "transformers" if any(kind.__module__.startswith("transformers.") for kind in kinds) else ""
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:
     """What a module was called with, by the names in its `forward`; arguments not passed are left out."""
     try:
-        bound = _signature(module).bind_partial(*args, **kwargs).arguments
+        bound = _forward(module).arguments(args, kwargs)
     except (TypeError, ValueError):  # a forward without a signature, or a call that it will itself refuse
         bound = {}
-    inner = getattr(module, "module", None)
-    if set(bound) <= {"args", "inputs", "input", "kwargs"} and isinstance(inner, nn.Module):
+    if bound.keys() <= WRAPPED and isinstance(inner := getattr(module, "module", None), nn.Module):
         return arguments_of(inner, args, kwargs)  # a wrapper, such as DistributedDataParallel
     arguments = CallArguments({**bound, **kwargs})
     arguments.library = library_of(module)
@@ -93,20 +115,20 @@ def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     return arguments
 
 
-def _signature(module: nn.Module) -> inspect.Signature:
-    """The signature of a module's `forward`; that of a class is looked up once."""
+def _forward(module: nn.Module) -> _Forward:
+    """What is known of a module's `forward`; that of a class is looked up once."""
     if "forward" in vars(module):
-        return inspect.signature(module.forward)
+        return _Forward(module.forward)
     kind = type(module)
-    known = _signatures.get(kind)
+    known = _forwards.get(kind)
     if known is None or known[0] is not kind.forward:
-        known = _signatures[kind] = kind.forward, inspect.signature(module.forward)
+        known = _forwards[kind] = kind.forward, _Forward(module.forward)
     return known[1]
 
 
 def _argument_names(module: nn.Module) -> list[str]:
     try:
-        return list(_signature(module).parameters)
+        return list(_forward(module).signature.parameters)
     except (TypeError, ValueError):
         return []
 
@@ -155,9 +177,10 @@ def _masks(arguments: Any, names: Sequence[str], depth: int = 0) -> Iterator[tup
     items = arguments.items() if isinstance(arguments, Mapping) else enumerate(arguments)
     deeper = []
     for name, value in items:
-        if isinstance(value, Mapping | list | tuple):
-            deeper.append(value)
-        elif name in names and isinstance(value, Tensor):
+        if not isinstance(value, Tensor):
+            if value is not None and isinstance(value, (list, tuple, Mapping)):
+                deeper.append(value)
+        elif name in names:
             mask = value.detach()[None] if value.ndim == 1 and "padding" in str(name) else value.detach()
             if mask.ndim == 2:
                 yield str(name), mask
@@ -235,6 +258,8 @@ def is_decoder(model: nn.Module, stack: str) -> bool:
 def continues_from_cache(arguments: Mapping[str, Any]) -> bool:
     """True if a call continues from a cache, so that its tokens attend to more than themselves."""
     cache = arguments.get("past_key_values")
+    if cache is None:
+        return False
     length = getattr(cache, "get_seq_length", None)
     if not callable(length):
         return bool(cache)

@@ -6,6 +6,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
+from rankscope.metrics.residuals import from_norms
 from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
@@ -52,7 +54,17 @@ class WatchPlan:
 
     def wants(self, of: str) -> bool:
         """True if a metric of this kind ("attention", "heads", ...), or a tensor to keep, is asked for."""
-        return of in self.keep or any(metric.of == of for metric in self.metrics)
+        return of in self._wanted
+
+    @cached_property
+    def _wanted(self) -> frozenset[str]:
+        return self.keep.union(metric.of for metric in self.metrics)
+
+    @cached_property
+    def norms_suffice(self) -> bool:
+        """True if norms of hidden states are all that the metrics of tokens ask for."""
+        of_tokens = [metric for metric in self.metrics if metric.of == "tokens"]
+        return bool(of_tokens) and all(map(from_norms, of_tokens))
 
     @property
     def wants_attention(self) -> bool:
@@ -71,14 +83,16 @@ def make_plan(
     layout: str | None = None,
     keep: str | Sequence[str] = (),
     attention: Sequence[AttentionObserver] = OBSERVERS,
+    modules: Sequence[nn.Module] | None = None,
 ) -> WatchPlan:
     """Check the options of a watch, and find the blocks of the model.
 
     Args:
         model: The model, without wrappers.
         metrics, layers, blocks, padding, attention_mask, layout, keep, attention: As in `watch`.
+        modules: All modules of the model, where they are known.
     """
-    modules = submodules(model)
+    modules = submodules(model) if modules is None else modules
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
     if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):
         sentence = f"{type(model).__name__} must hold its weights; they are on the meta device: load them first"

@@ -16,7 +16,7 @@ is twelve layers; a block that is passed over leaves its number out. `watch.py` 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.first_input import FirstInput
 from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in, refuse_streams
+from rankscope.live.modules import own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
 from rankscope.live.processes import in_trial_of_stage
@@ -87,7 +88,7 @@ class WatchTotals:
         self.other_attention = 0  # not of a block's tokens to themselves
         self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one
         self.float32_inside = False  # a model in float64 computed attention in float32
-        self.valid = torch.zeros(0, 0, dtype=torch.bool)  # [batch, token] of the last call, False at padding
+        self.last_batch: TokenBatch | None = None  # the tokens of the last call
         self.padded_tokens: list[Tensor] = []  # their number, of each call
         self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
         self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
@@ -101,6 +102,13 @@ class WatchTotals:
         self._readings: list[tuple[int, int, Readings]] = []  # (layer, first sample, readings)
         self._broken: list[tuple[int, Tensor]] = []  # (layer, whether its states hold NaN or infinity)
         self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
+        self._waiting_entries = 0  # of these states
+
+    @property
+    def valid(self) -> Tensor:
+        """`[batch, token]` of the last call, False at padding; of no call, no token."""
+        batch = self.last_batch
+        return torch.zeros(0, 0, dtype=torch.bool) if batch is None else batch.valid_on(batch.device)
 
     @property
     def readings(self) -> list[tuple[int, int, Readings]]:
@@ -127,10 +135,11 @@ class WatchTotals:
         self.other_attention += len(attention.left_out)
         self.float32_inside |= attention.float32_inside
         self._ended.append((self.samples, readings.states))
-        if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
+        self._waiting_entries += readings.states.waiting_entries
+        if self._waiting_entries >= WAITING:
             self._read_ended()
         self.samples += readings.batch.shape[0]
-        self.valid = next(iter(readings.batch.valid.values()))
+        self.last_batch = readings.batch
         if not readings.batch.all_valid:
             self.padded_tokens.append((~self.valid).sum())
         states = readings.states
@@ -140,7 +149,7 @@ class WatchTotals:
 
     def _read_ended(self) -> None:
         """Read the hidden states that wait."""
-        ended, self._ended = self._ended, []
+        ended, self._ended, self._waiting_entries = self._ended, [], 0
         for start, states in ended:
             self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
             self._broken += [(states.number(layer), broken) for layer, broken in states.broken]
@@ -171,17 +180,24 @@ class Recorder:
     """Follows a model through its calls, and adds up what is read of them in `totals`. If errors are `contained`, the
     calls of the model do not see them."""
 
-    def __init__(self, plan: WatchPlan, blocks: WatchedBlocks, contained: bool = False) -> None:
+    def __init__(
+        self, plan: WatchPlan, blocks: WatchedBlocks, modules: Sequence[nn.Module], contained: bool = False
+    ) -> None:
         self.plan, self.blocks, self.contained = plan, blocks, contained
         self.failure: Exception | None = None  # the first error that was contained
         self.totals = WatchTotals()
         self._trained = False  # a training batch was read in train mode
-        self.projections = OutputProjectionFinder(self.on_contributions, plan.tensor_parallel)
+        # Made only where it is needed: with the recorder it is a cycle, whose tensors Python frees later.
+        self.projections = (
+            OutputProjectionFinder(self.on_contributions, plan.tensor_parallel) if plan.wants("heads") else None
+        )
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
+        self.weights = list(own_parameters(modules))  # of all modules in the blocks
+        self._multihead = bool(multihead_modules(modules))
         # Follows attention while something is open that it shows; `nn.MultiheadAttention` is hooked anyway.
-        self._tracer = None if multihead_modules(blocks) else FunctionTracer(self._take_evidence)
+        self._tracer: FunctionTracer | None = None
         self._follows = False  # whether the tracer does
 
     @event
@@ -196,7 +212,8 @@ class Recorder:
                 self.call.arguments.append(arguments)
             return
         self.totals.calls += 1
-        self.projections.reset()
+        if self.projections is not None:
+            self.projections.reset()
         if continues_from_cache(arguments):
             self.totals.calls_left_out[CACHED] += 1
         elif self.plan.training_only and not torch.is_grad_enabled():
@@ -260,7 +277,6 @@ class Recorder:
             values = [value for arguments in call.arguments for value in arguments.values()]
             self.plan.tensor_parallel.begin_call(states[0], token_counts(values))
         states, call.blocks[call.layer] = self._whole(states), block
-        candidates = candidates_in(taken, self.plan.grid)
         call.open.append((call.layer, states[0].shape if states else None))
         position = 0
         if call.readings is not None:
@@ -268,7 +284,7 @@ class Recorder:
             if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
         elif call.first is None:
-            refuse_streams(candidates[0].shape, call.arguments)
+            refuse_streams(candidates_in(taken, self.plan.grid)[0].shape, call.arguments)
             decoder = self.plan.decoder and not call.alone  # called by itself it has no encoder beside it
             calls = [*call.arguments, arguments_of(block, args, kwargs)]
             call.first = FirstInput(self.plan, states[0], calls, decoder, was_read=bool(self.totals.samples))
@@ -279,7 +295,11 @@ class Recorder:
         if len(call.open) == 1:  # an observer may follow attention anyway
             observed = any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners)
             self._follows = not observed and (call.readings is None or not self.plan.layout_known)
-        for listener in self._listeners():
+            self._follows = self._follows and not self._multihead
+            if self._follows and self._tracer is None:
+                self._tracer = FunctionTracer(self._take_evidence)
+        candidates = candidates_in(taken, self.plan.grid) if (listeners := self._listeners()) else []
+        for listener in listeners:
             listener.block_entered(candidates[position] if position < len(candidates) else None)
 
     @event
@@ -299,7 +319,8 @@ class Recorder:
         states = self._hidden_states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
         if (hidden := call.chain.gave(layer, self._whole(states), taken)) is not None:
             call.readings.states.read(layer, hidden)
-        self.projections.block_left(block)
+        if self.projections is not None:
+            self.projections.block_left(block)
 
     @event
     def on_attention(self, attention: AttentionCall) -> None:
@@ -312,7 +333,7 @@ class Recorder:
     @event
     def on_projection(self, module: nn.Module, args: Any, output: Any) -> None:
         """Look for the output projection in what a module in a block took and returned."""
-        if self._running() is not None:
+        if self.projections is not None and self._running() is not None:
             self.projections.module_called(module, args, output)
 
     @event
@@ -364,8 +385,7 @@ class Recorder:
             first.give_up()
         if not first.settled:
             return
-        hidden, first.was_read = first.hidden, True
-        first.hidden = hidden.new_empty(()).expand(hidden.shape)  # its shape is what is still asked for
+        hidden = first.begin()
         if not len(hidden) or hidden.shape[1] == 1:
             self.totals.calls_left_out["it had a single token" if len(hidden) else "it had no samples"] += 1
             call.left_out = True
@@ -429,7 +449,7 @@ class Recorder:
     def _first_reading(self, call: ModelCall, hidden: Tensor, padding: Tensor | None) -> CallReadings:
         """The first hidden states of a call say its samples and its arithmetic."""
         plan, totals = self.plan, self.totals
-        arithmetic = arithmetic_of(plan.blocks, hidden)
+        arithmetic = arithmetic_of(self.weights, hidden)
         batch = TokenBatch.of(hidden, padding, arithmetic)
         if totals.arithmetic not in (None, arithmetic):
             both = f"{totals.arithmetic} and now in {arithmetic}"

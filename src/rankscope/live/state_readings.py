@@ -10,7 +10,7 @@ state (`StateNorms`), since for small states calling each metric costs more than
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.blocks import describe_inner_stacks
 from rankscope.live.isolation import float64_device, isolated, to_float64_device
-from rankscope.live.modules import own_parameters, submodules
+from rankscope.live.modules import submodules
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import Metric, Reading
-from rankscope.metrics.residuals import from_norms
 from rankscope.metrics.tokens import Tokens, unit_of, valid_tokens
 from rankscope.profiles.readings import Readings, read_tensor
 from rankscope.shapes import Float
@@ -39,16 +38,17 @@ class TokenBatch:
     """The tokens of one call of the model."""
 
     shape: torch.Size  # [batch, token]
-    valid: dict[torch.device, Tensor]  # [batch, token], False at padding; by device, filled by `valid_for`
+    device: torch.device  # of the first block
     all_valid: bool  # there is no padding
     unit: float  # the eps of the arithmetic that the model ran in
+    valid: dict[torch.device, Tensor]  # [batch, token], False at padding; by device, filled by `valid_on`
 
     @classmethod
     def of(cls, hidden: Tensor, padding: Tensor | None, arithmetic: torch.dtype) -> "TokenBatch":
         """The batch whose first block takes `hidden` `[batch, token, width]`, in a model of this dtype."""
         shape = hidden.shape[:2]
-        valid = {hidden.device: valid_tokens(shape, padding, hidden.device)}
-        return cls(shape, valid, padding is None, unit_of(arithmetic))
+        valid = {} if padding is None else {hidden.device: valid_tokens(shape, padding, hidden.device)}
+        return cls(shape, hidden.device, padding is None, unit_of(arithmetic), valid)
 
     def valid_for(self, x: Tensor) -> Tensor:
         """Which tokens are valid, `[batch, token]`, on the device where x is measured."""
@@ -57,7 +57,8 @@ class TokenBatch:
     def valid_on(self, device: torch.device) -> Tensor:
         """Which tokens are valid, `[batch, token]`, on a device."""
         if device not in self.valid:
-            self.valid[device] = next(iter(self.valid.values())).to(device)
+            known = next(iter(self.valid.values()), None)
+            self.valid[device] = valid_tokens(self.shape, None, device) if known is None else known.to(device)
         return self.valid[device]
 
 
@@ -142,11 +143,10 @@ class StateReadings:
     def __init__(self, plan: WatchPlan, batch: TokenBatch) -> None:
         self.plan, self.batch = plan, batch
         self.readings: list[tuple[int, Readings]] = []
-        of_tokens = [metric for metric in plan.metrics if metric.of == "tokens"]
-        self.has_metrics = bool(of_tokens)
-        self.norms_suffice = self.has_metrics and all(map(from_norms, of_tokens))
+        self.has_metrics, self.norms_suffice = plan.wants("tokens"), plan.norms_suffice
         self.norms: StateNorms | None = None  # norms of states from which the metrics are not computed yet
         self.waiting: list[tuple[int, Tensor]] = []  # (layer, copy of its hidden states) to be read together
+        self.waiting_entries = 0  # of all states that wait
         self.broken: list[tuple[int, Tensor]] = []  # (layer, whether a sample holds NaN or infinity)
         self.kept: list[tuple[int, Tensor]] = []  # (layer, states on the CPU) where the plan keeps them
         self.means: list[tuple[int, Tensor]] = []  # (layer, mean token of each sample) where the plan keeps embeddings
@@ -170,12 +170,13 @@ class StateReadings:
             self.kept.append((layer, hidden.to("cpu", copy=True)))
         if "embeddings" in plan.keep:
             self.means.append((layer, self._mean_tokens(hidden)))
-        on_cpu = hidden.device.type == "cpu"
+        on_cpu = hidden.is_cpu
         if not self.has_metrics or (on_cpu and not (self.norms_suffice and hidden.numel() <= PIECE)):
             self.flush()
             self._read_alike([(layer, hidden)])
             return
-        self.waiting.append((layer, hidden.detach().clone()))
+        self.waiting.append((layer, hidden.clone()))
+        self.waiting_entries += hidden.numel()
         if self.waiting_entries >= (4 * PIECE if on_cpu else TOGETHER):
             self.flush()
 
@@ -190,14 +191,9 @@ class StateReadings:
             sums = hidden.masked_fill(~valid[..., None], 0.0).sum(1, dtype=wide)
             return sums[count > 0] / count[count > 0, None]
 
-    @property
-    def waiting_entries(self) -> int:
-        """The number of entries of all states that wait."""
-        return sum(hidden.numel() for _, hidden in self.waiting)
-
     def flush(self) -> None:
         """Read the states that wait."""
-        waiting, self.waiting = self.waiting, []
+        waiting, self.waiting, self.waiting_entries = self.waiting, [], 0
         for _, alike in groupby(waiting, key=lambda pair: (pair[1].shape, pair[1].dtype, pair[1].device)):
             self._read_alike(list(alike))
 
@@ -229,10 +225,10 @@ class StateReadings:
             self.broken.append((layer, broken[samples].any()))
 
 
-def arithmetic_of(blocks: Sequence[nn.Module], hidden: Tensor) -> torch.dtype:
-    """The coarsest of the dtypes at work: that of the hidden states, of the weights, and of autocast."""
+def arithmetic_of(weights: Iterable[Tensor], hidden: Tensor) -> torch.dtype:
+    """The coarsest of the dtypes at work: that of the hidden states, of the weights in the blocks, and of autocast."""
     device = hidden.device.type
-    dtypes = {hidden.dtype} | {weight.dtype for weight in own_parameters(submodules(*blocks))}
+    dtypes = {hidden.dtype} | {weight.dtype for weight in weights}
     if torch.is_autocast_enabled(device):
         dtypes.add(torch.get_autocast_dtype(device))
     return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)

@@ -28,6 +28,7 @@ from rankscope.live import processes
 from rankscope.live.modules import submodules
 from rankscope.shapes import Float
 
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
 SAMPLED = 1024  # entries of hidden states by which processes find out whether they have the same
 ALIKE = 1e-2  # by how much of their size these may differ, as sums in another order do
 CONVERSIONS = (
@@ -221,7 +222,7 @@ def refuse_context_parallel() -> None:
     tells."""
     file = sys.modules.get("torch.distributed.tensor")
     dispatcher = None if file is None else getattr(file.DTensor, "_op_dispatcher", None)
-    if torch.ops.aten._scaled_dot_product_flash_attention.default in getattr(dispatcher, "_custom_op_handlers", {}):
+    if FLASH_ATTENTION in getattr(dispatcher, "_custom_op_handlers", {}):
         came = "with context parallelism this process has some of them: measure a probe, outside of it"
         raise WatchError(f"a model must be called with all tokens of a sample; {came}", subject="model")
 
@@ -255,6 +256,8 @@ def local_part(x: Tensor) -> Tensor:
 
 def local_tokens(x: Tensor) -> Tensor:
     """What this process holds of hidden states, each token with its whole width."""
+    if type(x) is Tensor:
+        return x
     if not hasattr(x, "to_local"):
         return local_part(x)
     from torch.distributed.tensor import Replicate

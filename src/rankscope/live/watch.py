@@ -97,7 +97,7 @@ def watch(
     inner = uncompiled(model)
     plan = make_plan(
         inner, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask, layout=layout,
-        keep=keep, attention=attention,
+        keep=keep, attention=attention, modules=modules,
     )  # fmt: skip
     return Watch(inner, plan, variant, compiled=is_compiled(modules))
 
@@ -113,7 +113,10 @@ class Watch:
         self.model, self.plan, self.variant = model, plan, variant
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
-        self._recorder = Recorder(plan, self._blocks, contained)
+        inside, modules = self._blocks.modules()
+        self._recorder = Recorder(plan, self._blocks, inside, contained)
+        self._hooks = BlockHooks(self._blocks, inside, self._recorder)
+        self._encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
 
@@ -134,17 +137,16 @@ class Watch:
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
                 self._changes["The model is compiled: while watched, its original ran as it was written."] = None
-            if stack.enter_context(without_nested_tensors(submodules(self.model))):
+            if bool(self._encoders) and stack.enter_context(without_nested_tensors(self._encoders)):
                 self._changes["While watched, torch's fused encoder and its nested tensors were off."] = None
-            hooks = BlockHooks(stack, self._blocks, recorder)
-            hooks.before()
+            self._hooks.before(stack)
             if plan.wants_attention:
                 self._observe_attention(stack)
             if plan.wants("heads"):
                 stack.enter_context(projections_hooked(self._blocks, recorder.on_projection))
             if plan.wants("routing"):
                 stack.enter_context(hooked(parts_in(self._blocks), recorder.on_module_output))
-            hooks.after()
+            self._hooks.after(stack)
             self._stack = stack.pop_all()
         return self
 

@@ -27,7 +27,7 @@ class MultiheadModules:
 
     def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
         """True if there is an `nn.MultiheadAttention` in the blocks."""
-        return bool(multihead_modules(blocks))
+        return bool(multihead_modules(submodules(*blocks)))
 
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> AbstractContextManager[None]:
         """Inside, every call of these modules is reported."""
@@ -36,12 +36,12 @@ class MultiheadModules:
             assert isinstance(module, nn.MultiheadAttention)
             on_attention(attention_call(module, args, kwargs, output[0] if isinstance(output, tuple) else None))
 
-        return hooked(multihead_modules(blocks), hook, with_kwargs=True)
+        return hooked(multihead_modules(submodules(*blocks)), hook, with_kwargs=True)
 
 
-def multihead_modules(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
-    """Every `nn.MultiheadAttention` in the blocks, once."""
-    return [part for part in submodules(*blocks) if isinstance(part, nn.MultiheadAttention)]
+def multihead_modules(modules: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
+    """Every `nn.MultiheadAttention` among these modules."""
+    return [part for part in modules if isinstance(part, nn.MultiheadAttention)]
 
 
 def attention_call(
@@ -151,9 +151,8 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
 
 
 @contextmanager
-def without_nested_tensors(modules: Sequence[nn.Module]) -> Iterator[bool]:
+def without_nested_tensors(encoders: Sequence[nn.TransformerEncoder]) -> Iterator[bool]:
     """Inside, torch's encoders make no nested tensors, which hooked layers do not take; True if some would have."""
-    encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:
         for encoder in encoders:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from rankscope.live.attention.scores import AnyScores
+from rankscope.live.modules import submodules
 from rankscope.shapes import Bool, Float
 
 Products = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # see `AttentionCall`
@@ -91,6 +92,11 @@ class WatchedBlocks(list[nn.Module]):
         super().__init__(dict.fromkeys(blocks))
         self.model = model
         self.listeners: list[BlockListener] = []  # an observer's `attach` adds its own, and takes it away
+
+    def modules(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """The modules in the blocks, these among them; and all modules of the model."""
+        modules = submodules(*self, self.model)
+        return (modules if self.model in self else modules[: modules.index(self.model)]), modules
 
 
 @runtime_checkable

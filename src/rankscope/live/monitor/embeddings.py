@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rankscope.errors import MetricError, MonitorError
 from rankscope.live.isolation import isolated, to_float64_device
-from rankscope.live.modules import submodules
+from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -67,7 +67,7 @@ class ProbeEmbeddings:
             return
         with torch.no_grad(), preserved_when_called(watch.model):
             rows = _result(self.function, output)
-        self._rows, self._dtype = {None: rows}, arithmetic_of(watch.plan.blocks, rows)
+        self._rows, self._dtype = {None: rows}, arithmetic_of(own_parameters(submodules(*watch.plan.blocks)), rows)
 
     def values(self) -> MetricValues:
         """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all."""

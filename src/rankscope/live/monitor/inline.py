@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.block_hooks import has_listed_parts, modules_around
 from rankscope.live.hidden_states import hidden_states_in
+from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.padding import CallArguments, find_padding, library_of, mask_arguments_of
@@ -195,7 +196,7 @@ class OperatorMeasurement:
             if self.plan.padding_from_model:
                 mask = find_padding([call.arguments], call.arguments, hidden.shape[:2], self.plan.decoder)
                 padding = None if mask is None else mask.padding
-            batch = TokenBatch.of(hidden, padding, arithmetic_of(self.plan.blocks, hidden))
+            batch = TokenBatch.of(hidden, padding, arithmetic_of(own_parameters(submodules(*self.plan.blocks)), hidden))
             call.states = StateReadings(self.plan, batch)
         call.states.read(layer, hidden)
 
