@@ -307,7 +307,8 @@ def _once(case: Callable[[], object], device: str, again: bool = True) -> tuple[
 
 
 SECTIONS = {
-    "passes": passes, "agreement": agreement, "sums": sums, "metrics": metrics, "kernels": kernels, "long": long, "size": size,
+    "passes": passes, "agreement": agreement, "sums": sums, "metrics": metrics, "kernels": kernels, "long": long,
+    "size": size,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -182,14 +182,22 @@ def direction_difference(
 
 
 def relative_change(
-    a: Float[Tensor, "*batch token width"], b: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*batch token"]
+    a: Float[Tensor, "*batch token width"],
+    b: Float[Tensor, "*batch token width"],
+    valid: Bool[Tensor, "*batch token"],
+    unpadded: bool = False,
 ) -> Float[Tensor, "*batch"]:
     """`|b - a| / |a - mean row of a|` in Frobenius norms, over rows that are `valid`; of a single row `|b - a| / |a|`.
-    Both are ordinary tensors, b of any dtype; infinite where rows of a are equal or a number is out of range."""
-    tokens, count = valid[..., None], valid.sum(-1)[..., None, None]
-    change = torch.linalg.vector_norm((b.to(a.dtype) - a).masked_fill(~tokens, 0.0), dim=(-2, -1))
-    mean = a.masked_fill(~tokens, 0.0).sum(-2, keepdim=True) / count.clamp(min=1)
-    differences = (a - mean.masked_fill(count <= 1, 0.0)).masked_fill(~tokens, 0.0)
+    Both are ordinary tensors, b of any dtype; infinite where rows of a are equal or a number is out of range.
+    `unpadded` where every row is known to be valid."""
+    count = valid.sum(-1)[..., None, None]
+
+    def kept(t: Tensor) -> Tensor:
+        return t if unpadded else t.masked_fill(~valid[..., None], 0.0)
+
+    change = torch.linalg.vector_norm(kept(b - a), dim=(-2, -1))
+    mean = kept(a).sum(-2, keepdim=True) / count.clamp(min=1)
+    differences = kept(a - mean.masked_fill(count <= 1, 0.0))
     return (change / torch.linalg.vector_norm(differences, dim=(-2, -1))).nan_to_num(nan=torch.inf)
 
 

@@ -5,9 +5,9 @@ ones, and float64 needs no help: only its rounding has to be known. Float32 roun
 much. So what the two passes differ by, divided by 2^29, is the size of float64's rounding, however much the network
 amplified it: `ROUNDING` is that with a margin, held against 50 digits in `tests/deviation/test_float_passes.py`.
 
-`FloatPasses.run_layer` takes the tokens of both through a block. `FloatLayer.sees` says of which samples float64 is
-trusted; where it is not trusted with all, `second_pass.py` takes the tokens on by deviation arithmetic, from the last layer
-where the passes were next to each other (`FloatLayer.slight`). Not trusted are samples
+`FloatPasses.run_layer` takes the tokens of both through a block. `FloatLayer.sees` says which samples float64 is
+trusted with. Where these are not all, `second_pass.py` takes the tokens on by deviation arithmetic, from the last layer
+at which the passes were next to each other (`FloatLayer.slight`). Not trusted are samples
 
 - that the two passes take further apart than `CLOSE`, or all at once (`FALL`), or that leave the range in which both
   work;
@@ -44,8 +44,8 @@ SLIGHT = 3e-6
 """The distance of the passes up to which deviation arithmetic may start from their tokens: float64's rounding is 1e-13
 of what tokens differ by, and four digits are left for what later layers make of it."""
 FALL = 8.0
-"""How many times as far apart a layer may bring passes that are beyond `SLIGHT`: tokens that become the same so fast are
-too close for float64 one layer later."""
+"""How many times as far apart a layer may bring passes that are beyond `SLIGHT`: tokens that become the same so fast
+are too close for float64 one layer later."""
 LARGEST = 1e30  # the largest entry for which both passes work; its inverse is the smallest length of a longest token
 SHORT = 1e-30  # the length of a token, beside the longest, below which float64 may have lost what it consisted of
 SATURATED = 6.0  # scores in caps from which on the cap hides in both passes by how much they differ
@@ -194,7 +194,7 @@ class FloatPasses:
     ) -> FloatLayer:
         X, mask = step.state, self.valid.mask
         empty = ~mask.any(-1)
-        distance = relative_change(X, narrow.state, mask).masked_fill(empty, 0.0)
+        distance = relative_change(X, narrow.state, mask, self.valid.all).masked_fill(empty, 0.0)
         longest = X.abs().amax((1, 2))
         in_range = (longest < LARGEST) & (longest > 1 / LARGEST) & ~short_tokens(X, mask)
         sees = (distance <= farthest) & in_range & known | empty

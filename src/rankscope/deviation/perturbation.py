@@ -5,11 +5,13 @@ zero. What two passes then agree on does not depend on rounding; what they diffe
 `second_pass.py` runs these rules after the first pass, `confirm.py` and `dissect.py` beside theirs.
 
 `Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedDeviation` and `PerturbedRows` (deviation
-arithmetic, attention whole or by rows) are the arithmetics of those names with every result perturbed. `NormLosses` looks for what a perturbation cannot show. Norms of one entry, or of two
-about their mean, leave no more than a sign: a token, query or key that is zero but for rounding gets a sign from
-rounding, and two passes that differ agree on it by chance every second time. And a token that is zero, or nearly,
-beside others when it enters a norm may have left float64's range in both. `WatchedDeviation` is deviation arithmetic
-with nothing perturbed that looks for the same, for `confirm.py`.
+arithmetic, attention whole or by rows) are the arithmetics of those names with every result perturbed.
+
+`NormLosses` looks for what a perturbation cannot show. Norms of one entry, or of two about their mean, leave no more
+than a sign: a token, query or key that is zero but for rounding gets a sign from rounding, and two passes that differ
+agree on it by chance every second time. And a token that is zero, or nearly, beside others when it enters a norm may
+have left float64's range in both. `WatchedDeviation` is deviation arithmetic with nothing perturbed that looks for the
+same, for `confirm.py`.
 """
 
 import math
@@ -96,8 +98,8 @@ def _length(count: int) -> int:
 
 
 def _row(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
-    """Random numbers between -1 and 1, the same for the same seed and length on every device; with copies a row for each
-    of them, below a row of zeros for the samples themselves."""
+    """Random numbers between -1 and 1, the same for the same seed and length on every device; with copies a row for
+    each of them, below a row of zeros for the samples themselves."""
     uniform = torch.rand(max(1, copies), length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rows = 2 * uniform - 1
     return (torch.cat([torch.zeros_like(rows[:1]), rows]) if copies else rows).to(device)

@@ -9,7 +9,7 @@ rules of `rules.py` (`nets/traversal.py` calls them), or on a GPU through all at
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ from rankscope.nets.streaming import streams
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
+from rankscope.shapes import Float
 
 
 class DeviationStep(NamedTuple):
@@ -116,12 +117,12 @@ def propagate(
 
 def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
     """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
-    net, state = inputs.net, inputs.state
-    yield restored(DeviationStep(0, state, None), inputs.order)
-    plain = not (inputs.doubled or inputs.by_rows)
-    if state.x.log.is_cuda and plain and can_replay(net, *state.valid.mask.shape, net.arch.layers):
-        tensors = StartingTensors(state, inputs.settings)
-        steps = iter(replay_cache.run(("layers", weights_key(net)), partial(_all_blocks, net), tensors))
+    net, tokens = inputs.net, inputs.tokens
+    yield restored(DeviationStep(0, inputs.state, None), inputs.order)
+    replays = tokens.device.type == "cuda" and not (inputs.doubled or inputs.by_rows)
+    if replays and can_replay(net, *tokens.shape[:2], net.arch.layers):
+        key = ("layers", weights_key(net))
+        steps = iter(replay_cache.run(key, partial(_all_blocks, net), inputs.tensors))
     else:
         steps = _block_by_block(inputs)
     for step in steps:
@@ -131,13 +132,15 @@ def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
 class StartingTensors(NamedTuple):
     """The tensors of a pass's inputs."""
 
-    state: State
+    tokens: Tensor
+    positions: Tensor | None
     settings: PassSettings
+    order: TokenOrder | None
 
 
 def _all_blocks(net: Transformer, tensors: StartingTensors) -> tuple[DeviationStep, ...]:
     """The layers as a function of tensors."""
-    return tuple(_block_by_block(PassInputs(net, tensors.state, tensors.settings, None)))
+    return tuple(_block_by_block(PassInputs(net, *tensors)))
 
 
 def _block_by_block(inputs: "PassInputs") -> Iterator[DeviationStep]:
@@ -175,10 +178,11 @@ def rounded(step: DeviationStep) -> DeviationStep:
 
 @dataclass(frozen=True)
 class PassInputs:
-    """What a pass starts from: the network in float64, its input as a state, and the settings of its layers."""
+    """What a pass starts from: the network in float64, its input tokens, and the settings of its layers."""
 
     net: Transformer
-    state: State
+    tokens: Float[Tensor, "batch token width"]  # valid ones first
+    positions: Float[Tensor, "token width"] | None  # what is added to them, if it is not among them
     settings: PassSettings
     order: TokenOrder | None  # how valid tokens were moved to the front; None if they were there
     doubled: bool = False
@@ -214,12 +218,22 @@ class PassInputs:
             if settings.memory is not None:
                 wide = replace(settings.memory, tokens=Doubled.of(settings.memory.tokens))
                 settings = replace(settings, memory=wide)
-            return cls(net, State.of(X, valid), settings, order, doubled)
+            return cls(net, X, None, settings, order, doubled)
         X, valid, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
-        state = State.of(X, valid, None if table is None else table[: X.shape[1]])
         settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=not by_rows)
-        return cls(net, state, settings, order, by_rows=by_rows, block_bytes=block_bytes)
+        positions = None if table is None else table[: X.shape[1]]
+        return cls(net, X, positions, settings, order, by_rows=by_rows, block_bytes=block_bytes)
+
+    @property
+    def tensors(self) -> "StartingTensors":
+        """The tensors of the inputs; the network's are not among them."""
+        return StartingTensors(self.tokens, self.positions, self.settings, self.order)
+
+    @cached_property
+    def state(self) -> State:
+        """The input tokens as a state."""
+        return State.of(self.tokens, self.settings.valid, self.positions)
 
     @property
     def rules(self) -> Deviation:

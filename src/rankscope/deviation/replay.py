@@ -1,7 +1,7 @@
 """Computations that are made many times on a GPU: recorded, captured as a CUDA graph, and replayed.
 
-A layer of deviation arithmetic, and what is read of it, is hundreds of small kernels; on a GPU the host takes longer to
-start them one by one than they run. A whole pass is therefore handed to `ReplayCache.run`, as a function of its tensors:
+A layer of deviation arithmetic, and what is read of it, is hundreds of small kernels; on a GPU the host takes longer
+to start them one by one than they run. A whole pass is therefore handed to `ReplayCache.run`, as a function of tensors:
 
 1. The first time, the function is called, and the answers to the questions about numbers that its rules ask are
    recorded (`decisions.py`).
@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from warnings import warn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -176,8 +177,12 @@ def can_replay(net: Transformer, samples: int, tokens: int, held: int) -> bool:
 
 def weights_key(net: Transformer) -> Hashable:
     """Equal for networks of one form whose weights lie in the same place."""
-    weights = tensors_of(tuple(block.weights for block in net.blocks))
-    return net.arch, tuple((t.data_ptr(), t.shape, t.stride()) for t in weights)
+    if net not in _weights:
+        _weights[net] = tensors_of(tuple(block.weights for block in net.blocks))
+    return net.arch, tuple((t.data_ptr(), t.shape, t.stride()) for t in _weights[net])
+
+
+_weights: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
 
 
 def form(structure: Any) -> Hashable:

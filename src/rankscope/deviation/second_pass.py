@@ -1,7 +1,7 @@
 """Runs the network a second time with different rounding: readings on which the passes differ are marked.
 
-Called by `profiles/propagation.py` and `confirm.py` (`with_second_pass`); `profiles/agreement.py` compares the readings.
-A pass has two stretches:
+Called by `profiles/propagation.py`, `profiles/captured.py` and `confirm.py` (`with_second_pass`); readings are compared
+by `profiles/agreement.py`. A pass has two stretches:
 
 1. As long as float64 sees what tokens differ by, both passes are plain ones, in float64 and in float32
    (`float_passes.py`): float32 rounds 2^29 times as much, and says so how much float64 does.

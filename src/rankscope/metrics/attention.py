@@ -13,7 +13,7 @@ from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
 from rankscope.metrics.row_statistics import RowStatistics
 from rankscope.metrics.rows import PatternRows, dobrushin_by_head, gap_by_head, second_by_head
-from rankscope.metrics.tokens import valid_tokens
+from rankscope.metrics.tokens import nobody_can_look, valid_tokens
 from rankscope.shapes import Bool, Float
 
 HeadValues = Float[Tensor, "*batch head"]
@@ -29,7 +29,8 @@ def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch hea
     which is zero here."""
     P, valid = _square(P, padding)
     P = P.to(torch.float64).masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
-    if not bool((finite := P.isfinite()).all()):
+    finite = P.isfinite()
+    if nobody_can_look(P) or not bool(finite.all()):
         finite = finite.all(-1, keepdim=True).all(-2, keepdim=True)  # [*batch, head, 1, 1]
         P, valid = P.masked_fill(~finite, 0.0), valid & finite[..., 0]
     if not P.shape[-1]:  # as of one token that does not count

@@ -5,6 +5,7 @@ the readings are a few numbers of each layer. So the graph (`deviation/replay.py
 leave the GPU together; what other readers look at is copied only where there are such readers.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,42 +17,33 @@ from torch import Tensor
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.float_passes import FloatLayer
-from rankscope.deviation.propagate import PassInputs, restored, run_block
+from rankscope.deviation.propagate import PassInputs, StartingTensors, restored, run_block
 from rankscope.deviation.replay import can_replay, replay_cache, weights_key
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
-from rankscope.nets.padding import TokenOrder
-from rankscope.nets.pass_settings import PassSettings
 from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerNumbers, LayerStep
 
 ALIVE = 20  # layers of one pass in whose memory both passes of a layer are computed
 
 
-class CapturedInputs(NamedTuple):
-    """The tensors that the passes of a batch start from."""
+class Piece(NamedTuple):
+    """Readings of one metric in several layers, as they lie among the numbers of a graph."""
 
-    state: State
-    settings: PassSettings
-    order: TokenOrder | None
-    valid: Tensor  # which positions are tokens, in their original order
-
-
-class LayerForm(NamedTuple):
-    """Of which metrics a layer has readings, by their place among those asked for, and how many numbers each has."""
-
-    metrics: tuple[tuple[int, tuple[int, ...], bool], ...]  # (place, shape, whether digits are known)
-    has_defect: bool
+    metric: int  # its place among those asked for
+    layers: tuple[int, ...]
+    shape: tuple[int, ...]  # of the reading of one layer
+    parts: int  # value, log10 and floor; and the digits, if they are known
 
 
 class CapturedPasses(NamedTuple):
     """What a graph gives."""
 
-    numbers: Tensor  # of all readings of all layers, one after the other
-    forms: tuple[LayerForm, ...]  # how the numbers are arranged
+    numbers: Tensor  # of all readings, then whether each layer is finite, then how far its rows are from summing to one
+    pieces: tuple[Piece, ...]
     steps: tuple[Step | DeviationStep, ...]  # the layers themselves, if anybody looks at them
 
 
@@ -72,51 +64,45 @@ def captured_steps(
     if not can_replay(net, samples, tokens, max(ALIVE, 2 * net.arch.layers * hold)):
         return None
     key = ("measure", weights_key(net), tuple(map(id, metrics)), check, hold)
-    function = partial(_passes, net, tuple(metrics), check, hold)
-    given = CapturedInputs(inputs.state, inputs.settings, inputs.order, valid)
-    result = replay_cache.run(key, function, given)
+    result = replay_cache.run(key, partial(_passes, net, tuple(metrics), check, hold), (inputs.tensors, valid))
     return _steps(net, result, metrics, valid, start)
 
 
 def _passes(
-    net: Transformer, metrics: Sequence[Metric], check: bool, hold: bool, given: CapturedInputs
+    net: Transformer, metrics: Sequence[Metric], check: bool, hold: bool, given: tuple[StartingTensors, Tensor]
 ) -> CapturedPasses:
     """Both passes through all layers, and what is read of each."""
-    inputs = PassInputs(net, given.state, given.settings, given.order)
+    inputs, valid = PassInputs(net, *given[0]), given[1]
     layers = []
     for step, second in with_second_pass(inputs, together=True) if check else _first_pass(inputs):
         rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
-        layers.append(LayerStep(net, 0, given.valid, step, second, rows))
-    readings = _readings(layers, metrics)
+        layers.append(LayerStep(net, 0, valid, step, second, rows))
     numbers: list[Tensor] = []
-    forms = []
-    for layer, of_layer in zip(layers, readings, strict=True):
-        places = []
-        for metric, reading in of_layer:
-            parts = [reading.value, reading.log10, reading.floor, reading.digits]
-            numbers += [part.flatten() for part in parts if part is not None]
-            places.append((metrics.index(metric), tuple(reading.value.shape), reading.digits is not None))
-        defect = layer.row_sum_defect
-        numbers += [layer.finite.double()[None], *([] if defect is None else [defect.double()[None]])]
-        forms.append(LayerForm(tuple(places), defect is not None))
-    return CapturedPasses(torch.cat(numbers), tuple(forms), tuple(layer.step for layer in layers if hold))
+    pieces = []
+    for indices, readings in _readings(layers, metrics):
+        for metric, reading in readings:
+            parts = [part for part in (reading.value, reading.log10, reading.floor, reading.digits) if part is not None]
+            numbers += [part.flatten() for part in parts]
+            samples, *rest = reading.value.shape
+            shape = (samples // len(indices), *rest)
+            pieces.append(Piece(metrics.index(metric), indices, shape, len(parts)))
+    zero = valid.new_zeros((), dtype=torch.float64)
+    defects = [zero if (defect := layer.row_sum_defect) is None else defect for layer in layers]
+    numbers += [torch.stack([layer.finite.double() for layer in layers]), torch.stack(defects)]
+    return CapturedPasses(torch.cat(numbers), tuple(pieces), tuple(layer.step for layer in layers if hold))
 
 
-def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> list[Readings]:
-    """The readings of each layer; those of tokens are taken of all layers of an arithmetic in one go."""
+def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> Iterator[tuple[tuple[int, ...], Readings]]:
+    """Yields (indices of layers, their readings side by side along the samples): those of tokens are taken of all
+    layers of an arithmetic in one go."""
     of_tokens = [metric for metric in metrics if metric.of == "tokens"]
     others = [metric for metric in metrics if metric.of != "tokens"]
-    readings = [layer.readings(others) if others else [] for layer in layers]
+    for index, layer in enumerate(layers if others else ()):
+        yield (index,), layer.readings(others)
     for arithmetic in (Step, DeviationStep) if of_tokens else ():
-        group = [index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic)]
-        if not group:
-            continue
-        for metric, reading in _side_by_side([layers[index] for index in group]).readings(of_tokens):
-            digits = [None] * len(group) if reading.digits is None else reading.digits.chunk(len(group))
-            parts = (part.chunk(len(group)) for part in (reading.value, reading.log10, reading.floor))
-            for index, *of_layer in zip(group, *parts, digits, strict=True):
-                readings[index].append((metric, Reading(*of_layer)))
-    return [in_order(of_layer, metrics) for of_layer in readings]
+        group = tuple(index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic))
+        if group:
+            yield group, _side_by_side([layers[index] for index in group]).readings(of_tokens)
 
 
 def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
@@ -168,20 +154,16 @@ def _steps(
     net: Transformer, result: CapturedPasses, metrics: Sequence[Metric], valid: Tensor, start: int
 ) -> Iterator[LayerStep]:
     """The layers as readers see them, from what a graph gave."""
-    numbers, at = result.numbers.cpu(), 0
-
-    def taken(*shape: int) -> Tensor:
-        nonlocal at
-        count = torch.Size(shape).numel()
-        at += count
-        return numbers[at - count : at].view(shape)
-
-    for index, layer in enumerate(result.forms):
-        readings: Readings = []
-        for place, shape, has_digits in layer.metrics:
-            value, log10, floor = (taken(*shape) for _ in range(3))
-            readings.append((metrics[place], Reading(value, log10, floor, taken(*shape) if has_digits else None)))
-        finite, defect = taken() > 0, taken() if layer.has_defect else None
-        known = LayerNumbers(metrics, readings, finite, defect)
+    numbers, at, count = result.numbers.cpu(), 0, net.arch.layers + 1
+    readings: list[Readings] = [[] for _ in range(count)]
+    for piece in result.pieces:
+        size = piece.parts * len(piece.layers) * math.prod(piece.shape)
+        parts = numbers[at : at + size].view(piece.parts, len(piece.layers), *piece.shape)
+        at += size
+        for index, of_layer in zip(piece.layers, parts.unbind(1), strict=True):
+            readings[index].append((metrics[piece.metric], Reading(*of_layer.unbind())))
+    finite, defects = numbers[at:].view(2, count)
+    for index in range(count):
+        known = LayerNumbers(metrics, in_order(readings[index], metrics), finite[index] > 0, defects[index])
         step = result.steps[index] if result.steps else Step(index, valid, None)
         yield LayerStep(net, start, valid, step, known=known)
