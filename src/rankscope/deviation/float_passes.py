@@ -17,7 +17,6 @@ at which the passes were next to each other (`FloatLayer.slight`). Not trusted a
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -76,7 +75,8 @@ class _Watched:
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         if self.arch.norm_eps == 0:
-            self.lost = self.lost | short_tokens(X, self.settings.valid)
+            shortest, longest = lengths(X, self.settings.valid)
+            self.lost = self.lost | (shortest <= SHORT * longest)
         result: Tokens = super().norm(block, name, X)  # type: ignore[misc]
         return result
 
@@ -130,11 +130,10 @@ class FloatLayer:
         return replace(self, step=Step(self.step.layer, self.step.state, None), numbers=None, narrow_numbers=None,
             narrow=Step(self.step.layer, self.narrow.state, None))  # fmt: skip
 
-    @cached_property
-    def states(self) -> tuple[State, State]:
-        """The tokens after the layer as two states whose difference is float64's rounding, with its margin."""
+    def states(self, times: int) -> tuple[State, State]:
+        """The tokens after the layer as two states that differ by `times` float64's rounding, with its margin."""
         X, Y = self.step.state, self.narrow.state
-        moved = X + ROUNDING * (Y.to(X.dtype) - X)
+        moved = X + times * ROUNDING * (Y - X)
         return State.of(X, self.valid), State.of(moved, self.valid)
 
     def restored(self, order: TokenOrder | None) -> "FloatLayer":
@@ -195,17 +194,18 @@ class FloatPasses:
         X, mask = step.state, self.valid.mask
         empty = ~mask.any(-1)
         distance = relative_change(X, narrow.state, mask, self.valid.all).masked_fill(empty, 0.0)
-        longest = X.abs().amax((1, 2))
-        in_range = (longest < LARGEST) & (longest > 1 / LARGEST) & ~short_tokens(X, mask)
+        shortest, longest = lengths(X, mask)
+        in_range = (longest < LARGEST) & (longest > 1 / LARGEST) & (shortest > SHORT * longest)
         sees = (distance <= farthest) & in_range & known | empty
         return FloatLayer(step, narrow, numbers, narrow_numbers, distance, sees, mask)
 
 
-def short_tokens(X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
-    """True for samples with a token that is zero, or next to nothing beside the longest."""
+def lengths(
+    X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """The largest |entry| of the shortest token of each sample, and of the longest."""
     size = X.abs().amax(-1)
-    shortest = size.masked_fill(~valid, torch.inf).amin(-1)
-    return shortest <= SHORT * size.masked_fill(~valid, 0.0).amax(-1)
+    return size.masked_fill(~valid, torch.inf).amin(-1), size.masked_fill(~valid, 0.0).amax(-1)
 
 
 def _narrowed(t: Tensor) -> Tensor:

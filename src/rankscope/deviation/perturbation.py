@@ -41,10 +41,7 @@ from rankscope.nets.weights import Linear
 CACHED = {"cpu": 2**22}
 """The longest random row that is kept for later passes, by device; 2^27 elsewhere, where drawing takes long."""
 CALLS_PER_LAYER = 1000  # by how much the count of calls at the start of a layer exceeds that of the layer before
-UNITS = 16
-"""By how much an entry is moved at most, in units of its last place: what is left of numbers that cancel is a few of
-these units, and must not be the same in two passes by chance."""
-SCORE_UNITS = 64  # the same of scores
+UNITS = 4  # by how much an entry is moved at most, in units of its last place
 
 
 class Perturbation:
@@ -280,14 +277,18 @@ class PerturbedDeviation(_Perturbed, Deviation):
     """Deviation arithmetic, every result perturbed. Scores are moved by more: rules take differences of them,
     and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0) -> None:
+    def __init__(
+        self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0, times: int = 1
+    ) -> None:
+        """Move entries by `times` as much as usual; the other arguments are those of a `Perturbation`."""
         super().__init__(arch, settings)
-        self._set_up(seed, copies)
+        self._set_up(seed, copies, times)
 
-    def _set_up(self, seed: int, copies: int = 0) -> None:
+    def _set_up(self, seed: int, copies: int = 0, times: int = 1) -> None:
         """Draw the perturbations of this seed, of all samples or of `copies` of them."""
-        self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=SCORE_UNITS, copies=copies)
+        self.noise = Perturbation(seed, units=times * UNITS, copies=copies)
+        self.losses = NormLosses(self.arch)
+        self.of_scores = Perturbation(seed, units=16 * times * UNITS, copies=copies)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 
@@ -311,9 +312,11 @@ class PerturbedDeviation(_Perturbed, Deviation):
 class PerturbedRows(PerturbedDeviation, StreamedDeviation):
     """Deviation arithmetic with attention by rows, every result perturbed."""
 
-    def __init__(self, net: Transformer, settings: PassSettings, seed: int = 0, block_bytes: int | None = None) -> None:
+    def __init__(
+        self, net: Transformer, settings: PassSettings, seed: int = 0, block_bytes: int | None = None, times: int = 1
+    ) -> None:
         StreamedDeviation.__init__(self, net, settings, block_bytes)
-        self._set_up(seed)
+        self._set_up(seed, times=times)
 
     def rows(self, maker: RowMaker) -> PatternByRows:
         """The pattern of perturbed scores, every row perturbed in the same way each time it is made."""

@@ -27,7 +27,7 @@ from rankscope.deviation import comparison
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.float_passes import FloatLayer, FloatPasses, trusts_floats
-from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation, PerturbedRows
+from rankscope.deviation.perturbation import UNITS, Perturbation, PerturbedDeviation, PerturbedRows
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, run_block
 from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
 from rankscope.deviation.scaled import Scaled
@@ -39,6 +39,10 @@ from rankscope.nets.traversal import Block
 from rankscope.nets.weights import converted
 from rankscope.shapes import Bool
 
+EXAGGERATED = 4
+"""By how much more than usual the second pass is perturbed. What is left of numbers that cancel is a few units in their
+last place, and would be the same in two passes by chance if these moved it by no more than that. Differences between
+the passes count so much less (`profiles/agreement.py`)."""
 ALIKE = 1e-9  # the distance of two states up to which they count as the same
 
 
@@ -67,7 +71,7 @@ class FloatSecondPass:
     @cached_property
     def tokens_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
         """The tokens after the layer as a state of deviation arithmetic, and moved by float64's rounding."""
-        first, second = (DeviationStep(self.layer.step.layer, state, None) for state in self.layer.states)
+        first, second = (DeviationStep(self.layer.step.layer, state, None) for state in self.layer.states(EXAGGERATED))
         return first, DeviationSecondPass(second, torch.zeros_like(self.layer.sees))
 
     @cached_property
@@ -128,21 +132,21 @@ class DeviationPasses:
         arch, settings = inputs.net.arch, inputs.settings
         self.rules: PerturbedDeviation
         if by_rows is not None:
-            self.rules = PerturbedRows(inputs.net, settings, block_bytes=by_rows.block_bytes)
+            self.rules = PerturbedRows(inputs.net, settings, block_bytes=by_rows.block_bytes, times=EXAGGERATED)
         elif together:
-            self.rules = PerturbedDeviation(arch, _twice(settings), copies=1)
+            self.rules = PerturbedDeviation(arch, _twice(settings), copies=1, times=EXAGGERATED)
         else:
-            self.rules = PerturbedDeviation(arch, settings)
+            self.rules = PerturbedDeviation(arch, settings, times=EXAGGERATED)
         self.first_rules = inputs.rules
         # The first product with a matrix rounds the input as well.
-        self.states = inputs.state, Perturbation().of(inputs.state)
+        self.states = inputs.state, Perturbation(units=EXAGGERATED * UNITS).of(inputs.state)
         self.lost = torch.zeros_like(inputs.state.valid.mask[:, 0])
 
     def starting_from(self, layer: FloatLayer) -> "DeviationPasses":
         """Passes by the same rules from the tokens after a layer; those of layer 0 are known without rounding."""
         passes = copy(self)
         if layer.step.layer:
-            passes.states = layer.states
+            passes.states = layer.states(EXAGGERATED)
         return passes
 
     def input(self) -> tuple[DeviationStep, DeviationSecondPass]:

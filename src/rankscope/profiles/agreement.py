@@ -23,7 +23,7 @@ from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
-from rankscope.deviation.second_pass import DeviationSecondPass
+from rankscope.deviation.second_pass import EXAGGERATED, DeviationSecondPass
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST, UNIT
@@ -44,7 +44,8 @@ ByDeviation = Callable[[Metric], tuple[DeviationStep, DeviationSecondPass]]
 
 def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass) -> Readings:
     """Readings of deviation arithmetic with their digits, marked where the second pass does not agree."""
-    inputs: dict[str, Errors | None] = {"tokens": comparison.state_distance(step.state, second.step.state)}
+    distance = comparison.state_distance(step.state, second.step.state)
+    inputs: dict[str, Errors | None] = {"tokens": distance / EXAGGERATED}
     if any(metric.of == "attention" for metric, _ in readings):
         inputs["attention"] = _pattern_difference(step, second.step)
     return [
@@ -198,21 +199,21 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
     if metric.rule is None or broken is not None or not must_compute("agreement.fewer", less):
         return torch.zeros_like(less)
     residual = second.step.state.residual.value
-    return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * UNIT) > reading.value)
+    return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * EXAGGERATED * UNIT) > reading.value)
 
 
 def _error(
     metric: Metric, reading: Reading, inputs: Errors | None, step: DeviationStep, second: DeviationSecondPass
 ) -> Errors:
     """The relative error of a reading, as far as a second pass can tell; `inputs` is that of what it is read off."""
-    error = _error_against(metric, reading, step, second.step)
+    error = _error_against(metric, reading, step, second.step) / EXAGGERATED
     error = error if inputs is None else torch.maximum(error, _spread(inputs, error))
     if metric.sensitive_to == "directions" and metric.of == "tokens":
         # Of a token that is short beside the others, rounding may have decided no more than its sign.
         tokens = (state.scaled_tokens for state in (step.state, second.step.state))
-        error = torch.maximum(error, comparison.direction_difference(*tokens))
+        error = torch.maximum(error, comparison.direction_difference(*tokens) / EXAGGERATED)
     if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
-        distances = comparison.state_distance(step.state, second.step.state, deep=False)
+        distances = comparison.state_distance(step.state, second.step.state, deep=False) / EXAGGERATED
         error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
         error = error.masked_fill(_uncounted(metric, reading, step.state, second), torch.inf)
     error = error.masked_fill(_cut(metric, reading, step), torch.inf)
@@ -275,7 +276,7 @@ def _pattern_difference(step: DeviationStep, second: DeviationStep) -> Errors | 
     if P is None or Q is None:
         return None
     pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
-    return comparison.pattern_difference(P, pattern).nan_to_num(nan=torch.inf)
+    return comparison.pattern_difference(P, pattern).nan_to_num(nan=torch.inf) / EXAGGERATED
 
 
 def difference(reading: Reading, reference: Reading) -> Errors:

@@ -163,6 +163,8 @@ class LayerStep:
         if isinstance(self.step, DeviationStep):
             state = self.step.state
             return state.x.value.isfinite().all() & state.R.value.isfinite().all()
+        if isinstance(self.second, FloatSecondPass):
+            return self.second.layer.sees.all()  # which is finite
         return ~self._ready[1].any()
 
     @property
