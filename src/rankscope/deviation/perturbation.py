@@ -47,14 +47,25 @@ UNITS = 4  # by how much an entry is moved at most, in units of its last place
 class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
-    def __init__(self, seed: int = 0, largest_share: float | None = None, units: int = UNITS) -> None:
-        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place."""
+    def __init__(
+        self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, copies: int = 0
+    ) -> None:
+        """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place.
+
+        With `copies`, tensors hold so many copies of all samples after the samples themselves, along the first axis,
+        and the copies alone are moved, each in another way."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
+        self.copies = copies
         self.row = torch.zeros(0, dtype=torch.float64)
         self.rows: list[Tensor] = []  # all rows so far: a captured pass reads them where they lie
 
     def perturb(self, t: Tensor) -> Tensor:
-        """The tensor with every entry moved by a share of its own."""
+        """The tensor with every entry moved by a share of its own; of samples and copies, those of the copies."""
+        if self.copies and (still := len(t) // (1 + self.copies)):
+            return torch.cat([t[:still], self._moved(t[still:])])
+        return self._moved(t)
+
+    def _moved(self, t: Tensor) -> Tensor:
         count, length = t.numel(), _length(t.numel())
         if len(self.row) < length or self.row.device != t.device:
             self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, length, t.device)
@@ -259,8 +270,8 @@ def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassS
 class PerturbedPlain(_PerturbedTokens, Plain):
     """The plain arithmetic in float64, every result perturbed."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
-        self.noise, self.losses = Perturbation(seed), NormLosses(arch)
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0) -> None:
+        self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(arch)
         super().__init__(arch, _with_perturbed_memory(settings, self.noise))
 
 
@@ -283,14 +294,14 @@ class PerturbedDeviation(_Perturbed, Deviation):
     """Deviation arithmetic, every result perturbed. Scores are moved by more: rules take differences of them,
     and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0) -> None:
         super().__init__(arch, settings)
-        self._set_up(seed)
+        self._set_up(seed, copies)
 
-    def _set_up(self, seed: int) -> None:
-        """Draw the perturbations of this seed."""
-        self.noise, self.losses = Perturbation(seed), NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=16 * UNITS)
+    def _set_up(self, seed: int, copies: int = 0) -> None:
+        """Draw the perturbations of this seed, of all samples or of `copies` of them."""
+        self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(self.arch)
+        self.of_scores = Perturbation(seed, units=16 * UNITS, copies=copies)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 

@@ -50,10 +50,8 @@ def log_gamma(layer: LayerFacts) -> float:
 
 def log_beta(layer: LayerFacts) -> float:
     """log of the safe beta of Thm 2.3."""
-    if not len(layer.heads.scores):
-        return -math.inf
-    scores, columns, rows = (part.log() for part in (layer.heads.scores, layer.heads.columns, layer.heads.rows))
-    return times(0.5 * float((scores + columns).max()), 0.5 * float((scores + rows).max()))
+    columns, rows = layer.heads.log_beta
+    return times(0.5 * columns, 0.5 * rows)
 
 
 def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:
@@ -145,9 +143,8 @@ def log_cubic(facts: Facts, layer: LayerFacts) -> float:
     """log of c, with kappa from the centre."""
     if not len(layer.heads.scores):
         return -math.inf
-    wide = layer.heads.scores.log() + layer.heads.columns.maximum(layer.heads.rows).log()
     fixed = math.log(4 * len(layer.heads.scores) / facts.arch.divisor)
-    return times(fixed, facts.inflation, log_gamma(layer), float(wide.max()))
+    return times(fixed, facts.inflation, log_gamma(layer), max(layer.heads.log_beta))
 
 
 @theorem("dong2021-skip", "after Dong et al. 2021, section 3", "residual", "upper")

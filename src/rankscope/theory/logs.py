@@ -5,6 +5,8 @@ since a smaller number would claim more than is proved.
 """
 
 import math
+import operator
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -70,9 +72,31 @@ def log_expm1(value: float) -> float:
     return x if x > 40 else math.log(math.expm1(x))
 
 
+def clipped(logs: Tensor) -> Tensor:
+    """`within` of every entry."""
+    low = logs.clamp(min=LOWEST).masked_fill(logs == -torch.inf, -torch.inf)  # NaN stays
+    return low.masked_fill(logs > -LOWEST, torch.inf)
+
+
 def log_of(value: Tensor, scale: Tensor) -> float:
     """log of one number held as `e^scale value`."""
     return -math.inf if float(value) == 0 else within(log(float(value)) + float(scale))
+
+
+def logs_of(value: Tensor, scale: Tensor) -> Tensor:
+    """logs of many numbers, held as `e^scale value`."""
+    return clipped(torch.where(value == 0, -torch.inf, value.log() + scale))
+
+
+def sum_of(logs: Tensor, axis: int = -1) -> Tensor:
+    """`plus` along an axis; -inf where there is nothing to add up."""
+    return logs.logsumexp(axis) if logs.shape[axis] else logs.sum(axis) - torch.inf
+
+
+def product_of(*logs: Tensor | float) -> Tensor:
+    """`times` of every entry; at least one of the logs is a tensor."""
+    total, zero = reduce(operator.add, logs), reduce(operator.or_, (each == -math.inf for each in logs))
+    return clipped(total.masked_fill(zero, -torch.inf))
 
 
 def sized(x: Scaled) -> Scaled:

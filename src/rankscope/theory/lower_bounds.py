@@ -44,7 +44,7 @@ token first, which takes at most one more away; a gain that is zero takes one; b
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -106,6 +106,16 @@ def _basis(rows: Tensor) -> Tensor:
     return Vh[s > UNREACHED * s.max().clamp(min=1.0)] if len(s) else Vh
 
 
+def _bases(facts: Facts) -> Iterator[Tensor]:
+    """By layer, an orthonormal basis of all that branches write up to it."""
+    width, like = facts.arch.width, facts.net.weights.like
+    basis = torch.zeros(0, width, dtype=torch.float64, device=like.device)
+    for index in range(facts.depth):
+        if len(basis) < width:
+            basis = _basis(torch.cat([basis, _written(facts, index)]))
+        yield basis
+
+
 @theorem("untouched", "this project, after Dong et al. 2021, section 3", "mu", "lower")
 def untouched(facts: Facts) -> Evaluation:
     """mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write"""
@@ -120,12 +130,12 @@ def untouched(facts: Facts) -> Evaluation:
     ]
     if not all(hypothesis.met for hypothesis in fixed):
         return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
-    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64, device=facts.X.device), [], []
-    for index in range(facts.depth):
-        if len(basis) < width:
-            basis = _basis(torch.cat([basis, _written(facts, index)]))
-        left.append(width - len(basis))
-        bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
+    bases = facts.of_network("written", lambda: list(_bases(facts)))
+    left = [width - len(basis) for basis in bases]
+    bounds = [
+        _kept(facts, layer, basis) if directions else -math.inf
+        for layer, (basis, directions) in enumerate(zip(bases, left, strict=True), 1)
+    ]
     moving = [needs.above("directions that no branch writes to", float(directions), 0) for directions in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
 
@@ -134,9 +144,10 @@ def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
     """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write to Q."""
     Q = torch.eye(facts.arch.width, dtype=torch.float64, device=basis.device) - basis.mT @ basis
     kept, written = _log_size(sized(facts.first.centred()[1]), Q, -1), -math.inf
-    for half in (half for layer in facts.layers[:upto] for half in layer.halves):
-        weight = log(abs(half.weight))
-        kept, written = times(kept, weight), plus(times(written, weight), _log_size(half.branch, Q, 1))
+    for layer, branches in zip(facts.layers[:upto], facts.branches, strict=False):
+        for half, branch in zip(layer.halves, branches, strict=True):
+            weight = log(abs(half.weight))
+            kept, written = times(kept, weight), plus(times(written, weight), _log_size(branch, Q, 1))
     return times(minus(kept, written), -math.log1p(lost(facts.arch.width)))  # Q's own norm is one but for this
 
 

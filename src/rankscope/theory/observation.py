@@ -1,85 +1,470 @@
-"""Runs a network on one sample and collects the `Facts` that the theorems need, layer by layer.
+"""Runs a network on samples and collects the `Facts` that the theorems need, layer by layer.
 
-Called by `certify`, once for each pass. The pass is `deviation.dissect`, with a plain float64 pass beside it
-to check it (`Float64Pass`), or in its place (`float64_records`) for a network without deviation rules. Sizes
-of tokens come from metrics, facts of a layer from here, and facts of each half block from `halves`.
+Called by `certify`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go through the
+network as one batch: `deviation.dissect`, with a plain float64 pass of the samples beside it to check it
+(`Float64Pass`), or in its place (`float64_records`) for a network without deviation rules. While a layer is there its
+attention is read (`_layer_numbers`, `_agreement`); hidden states are kept, and those of several layers are read in one
+go where that spares a GPU kernels (`_Kept`). Numbers stay on the device until the end, and cross over together.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
+from typing import Any, Generic, cast
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, dissect
+from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies
 from rankscope.deviation.attention import DeviationPattern, common_heads, deviation_heads
-from rankscope.deviation.comparison import state_distance
-from rankscope.deviation.dissect import starting_state
+from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
+from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation.dissect import records, starting_state
 from rankscope.deviation.perturbation import PerturbedPlain
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.deviation.second_pass import RESOLVED, WITHIN
 from rankscope.errors import TokensError
 from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.order import active_heads
+from rankscope.nets import Transformer
+from rankscope.nets.order import active_heads, order
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import Block, changed, traverse
-from rankscope.nets.weights import Layer
+from rankscope.nets.weights import converted, outline
 from rankscope.shapes import Float
-from rankscope.theory.facts import Centre, Facts, LayerFacts, TokenSizes
+from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, Number, TokenSizes
 from rankscope.theory.halves import half_facts
-from rankscope.theory.hypotheses import SOFTMAX
-from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
+from rankscope.theory.hypotheses import SOFTMAX, normed_sums, skips
+from rankscope.theory.logs import TEN, clipped, log, logs_of, product_of, sized, sum_of
 from rankscope.theory.weight_norms import HeadNorms, LayerNorms, WeightNorms
 
 MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
 NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it is called noise
+RESOLVED = 1e-4  # The share of the tokens' size by which they must differ for float64 to see it
+WITHIN = 300.0  # The largest |log| of the size of tokens that float64 can hold: 1e+-130
+AT_ONCE = {"cpu": 2**22}
+"""Bytes of hidden states that are read in one go, by device: on the CPU what its cache holds, else 2^30."""
+PerSample = Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True)
+class Agreement(Generic[Number]):
+    """How far perturbed copies and float64 agree with the pass itself on the tokens after a layer."""
+
+    difference: Number  # Of the copies' tokens, the largest, as `state_distance` has it
+    float64_difference: Number
+    """How far float64's deviation is from this one, as a share of it, where float64 can see."""
+    lost: Number  # Whether a token that was not zero before the layer is too short after it
+    undecided: Number  # Whether a copy disagrees on the order of steep scores
+    elsewhere: Number  # Whether a copy attends to other tokens by steep scores
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The facts of one sample: of the pass itself, then of its perturbed copies; and how far they agree."""
+
+    facts: tuple[Facts, ...]
+    agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
 
 
 def observe(
     net: Transformer,
-    X: Tensor,
+    X: Float[Tensor, "token width"],
     centre: Centre = "mean",
     norms: WeightNorms | None = None,
-    seed: int | None = None,
     padding: Tensor | None = None,
 ) -> Facts:
     """Run the network on one sample and collect what the theorems need to know.
 
     Args:
         net: The network, taken in float64.
-        X: The tokens of the sample `[token, width]`.
+        X: The tokens of the sample.
         centre: What residuals are about, the "mean" or the "argmin".
         norms: Cached norms of weights, for a network and its variants.
-        seed: Perturbs the result of every rule in its last digits (`deviation/perturbation.py`). Without one, a
-            float64 pass runs beside it where float64 resolves the residual.
         padding: `[token]`, True at padding: part of the pass, by its masks, and of no fact.
     """
-    net = net.to(torch.float64)
-    X, padding = X[None].to(torch.float64), None if padding is None else padding[None]
-    norms, deviates = WeightNorms() if norms is None else norms, applies(net)
-    first, settings = starting_state(net, X, seed, padding)
-    sizes, layers = [_sizes(first, centre, deviates)], []
-    float64_pass = Float64Pass(net, settings) if deviates and seed is None and not net.arch.parts else None
-    records = dissect(net, X, seed, padding) if deviates else float64_records(net, first, settings, seed)
-    for index, record in enumerate(records):
-        before, size = sizes[-1].state, _sizes(record.state, centre, deviates)
-        if float64_pass is not None:
-            difference = float64_pass.follow(net.blocks[index], before, record.state)
-            size = replace(size, float64_difference=difference)
-        sizes.append(size)
-        layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
-    start = net.prepared(X, padding)[0][0, : settings.valid.shape[1]]
-    visible = {mask: settings.visible[mask][0, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
-    arithmetic = "deviation" if deviates else "float64"
-    return Facts(net, centre, arithmetic, start, first, visible, tuple(sizes), tuple(layers), norms)
+    return observe_batch(net, X[None], centre, norms, 0, None if padding is None else padding[None])[0].facts[0]
+
+
+def observe_batch(
+    net: Transformer,
+    X: Float[Tensor, "batch token width"],
+    centre: Centre = "mean",
+    norms: WeightNorms | None = None,
+    copies: int = 0,
+    padding: Tensor | None = None,
+    memo: dict[Any, Any] | None = None,
+    first_sample: int = 0,
+) -> list[Passes]:
+    """Run the network on samples of equally many tokens, and on perturbed copies of them.
+
+    Args:
+        net: The network, taken in float64.
+        X: The tokens of the samples.
+        centre: What residuals are about, the "mean" or the "argmin".
+        norms: Cached norms of weights, for a network and its variants.
+        copies: How many copies of each sample are perturbed in the result of every rule (`deviation/perturbation.py`).
+        padding: `[batch, token]`, True at padding: part of the pass, by its masks, and of no fact.
+        memo: Shared by all facts of this network, as `Facts.memo` is.
+        first_sample: The number of the first of these samples among all.
+    """
+    net, norms = net.to(torch.float64), WeightNorms() if norms is None else norms
+    X, memo = X.to(dtype=torch.float64, device=net.device), {} if memo is None else memo
+    observer = _Observer(net, X, centre, norms, copies, padding)
+    observed = _on_host(observer.run(), len(X) * (1 + copies))
+    start = net.prepared(X, padding)[0][:, : observer.settings.valid.shape[1]].cpu()
+    visible = {mask: observer.settings.visible[mask][:, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
+    arithmetic = "deviation" if observer.deviates else "float64"
+
+    def facts(sample: int, copy: int) -> Facts:
+        at = copy * len(X) + sample
+        sizes, layers, _ = observed[at]
+        own = slice(at, at + 1)
+        return Facts(
+            net, centre, arithmetic, first_sample + sample, start[sample], _samples(observer.first, own),
+            {mask: matrices[at if len(matrices) > 1 else 0] for mask, matrices in visible.items()}, sizes,
+            tuple(
+                LayerFacts(**vars(numbers), heads=heads, mlp=mlp, halves=halves)
+                for (numbers, halves), (heads, mlp) in zip(layers, observer.layer_norms, strict=True)
+            ),
+            norms, tuple(_samples(branches, own) for branches in observer.branches), memo,
+        )  # fmt: skip
+
+    return [
+        Passes(tuple(facts(sample, copy) for copy in range(1 + copies)), observed[sample][2])
+        for sample in range(len(X))
+    ]
+
+
+def _on_host(batch: Any, count: int) -> list[Any]:
+    """Nested tuples, dicts and dataclasses of tensors with an entry for each of `count` samples (where an entry is
+    missing, zero), as so many of the same with floats: all numbers cross over in one go."""
+    columns: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        columns.append(t)
+        return t
+
+    converted(batch, note)
+    whole = [torch.nn.functional.pad(column.double(), (0, count - len(column))) for column in columns]
+    rows = torch.stack(whole, 1).tolist()
+    return [converted(batch, lambda _, numbers=iter(row): next(numbers)) for row in rows]
+
+
+def _samples(structure: Any, at: slice) -> Any:
+    """Some samples of a state or a pattern, whose tensors all begin with the axis of samples."""
+    return converted(structure, lambda t: t[at])
+
+
+class _Observer:
+    """Takes a batch of samples and their perturbed copies through the network and notes the numbers."""
+
+    def __init__(
+        self, net: Transformer, X: Tensor, centre: Centre, norms: WeightNorms, copies: int, padding: Tensor | None
+    ) -> None:
+        self.net, self.centre, self.norms, self.copies, self.samples = net, centre, norms, copies, len(X)
+        self.deviates = applies(net)
+        self.first, self.settings = starting_state(net, X, copies, padding)
+        self.float64_pass: Float64Pass | None = None
+        if self.deviates and copies and not net.arch.parts:
+            self.float64_pass = Float64Pass(net, starting_state(net, X, 0, padding)[1])
+        self.layer_norms: list[LayerNorms] = [] if net.streamed else norms.of_layers(net)
+        self.branches: list[tuple[Scaled, ...]] = []
+
+    def run(self) -> tuple[Any, Any, Any]:
+        """(sizes by layer, (numbers, halves) by layer, agreement by layer), of every sample."""
+        net = self.net
+        if self.deviates:
+            passed = records(net, self.first, self.settings, self.copies)
+        else:
+            passed = float64_records(net, self.first, self.settings, self.copies)
+        kept, before, layers, agreements = _Kept(self), self.first, [], []
+        zero = self.first.log.new_zeros(self.samples)
+        kept.add(self.first)
+        for index, record in enumerate(passed):
+            if net.streamed:
+                self.layer_norms.append(self.norms.of(net, index))
+            difference = zero
+            if self.float64_pass is not None:
+                own = slice(0, self.samples)
+                states = _samples(before, own), _samples(record.state, own)
+                difference = self.float64_pass.follow(net.blocks[index], *states)
+            numbers = self._layer_numbers(index, record)
+            layers.append(numbers)
+            agreements.append((difference, *self._patterns(record.attention)))
+            kept.add(record.state, index, record.halves, numbers.log_averaging)
+            before = record.state
+        at_layer(net.arch.layers)
+        kept.flush()
+        agreement = [Agreement(kept.differences[0], zero, zero, zero, zero)]
+        for layer, (difference, *attention) in enumerate(agreements, 1):
+            agreement.append(Agreement(kept.differences[layer], difference, kept.lost[layer], *attention))
+        return tuple(kept.sizes), tuple(zip(layers, kept.halves, strict=True)), tuple(agreement)
+
+    def _patterns(self, pattern: DeviationPattern) -> tuple[Tensor, Tensor]:
+        """(`undecided`, `elsewhere`) of an `Agreement`."""
+        none = torch.zeros(self.samples, dtype=torch.bool, device=pattern.p.device)
+        if not self.copies:
+            return none, none
+        n = self.samples
+        first = _samples(pattern, slice(0, n))
+        if not must_compute("observation.steep", steep_scores(first).any()):
+            return none, none
+        left, elsewhere = none, none
+        for copy in range(1, 1 + self.copies):
+            second = _samples(pattern, slice(copy * n, (copy + 1) * n))
+            left, elsewhere = left | undecided(first, second), elsewhere | attends_elsewhere(first, second.matrix())
+        return left, elsewhere
+
+    def _layer_numbers(self, index: int, record: BlockRecord) -> LayerNumbers[PerSample]:
+        net, arch, layer = self.net, self.net.arch, self.net.weights.layers[index]
+        active, before = active_heads(arch, index), record.halves[0].before
+        visible = self.settings.visible[arch.mask_of(index)]
+        norms = _OnDevice.of(self.layer_norms[index][0], before.log)
+        Delta = Scaled(_picked(record.attention.Delta.value, active), record.attention.Delta.log)
+        P = _picked(self._matrix(net.blocks[index], record), active)
+        tau = logs_of(_dobrushin(Delta.value), Delta.log[:, None])
+        averaging = clipped(sum_of(product_of(tau, norms.spectral)))
+        unknown = torch.full_like(before.log, math.nan)
+        oscillation, factor, exact = unknown, unknown, unknown
+        bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
+        if bilinear and arch.positions in ("none", "absolute"):
+            oscillation, factor = self._oscillation(index, before, visible, norms)
+        if arch.norm == "none" and arch.mlp == "none":
+            exact = self._exact_factor(index, before, Delta)
+        attention = factor_of(Delta, norms) if active else torch.full_like(unknown, -torch.inf)
+        # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
+        smallest, defect = torch.zeros_like(unknown), torch.zeros_like(unknown)
+        if active:
+            smallest = P.masked_fill(~visible & (P >= 0), torch.inf).amin((1, 2, 3)).clamp(min=0.0)
+            defect = (P.sum(-1) - 1).abs().amax((1, 2))
+        return LayerNumbers(oscillation, factor, attention, exact, averaging, smallest.log(), defect)
+
+    def _matrix(self, block: Block, record: BlockRecord) -> Float[Tensor, "batch head token token"]:
+        """P from the tokens themselves, in which small weights are not differences of large ones; from its two
+        parts where tokens have left floating point's range."""
+        if not record.halves[0].branches:
+            return record.attention.matrix()
+        inside, rules = record.halves[0].branches[0].inside.tokens(), Plain(block.arch, self.settings)
+        P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
+        finite = P.isfinite().all(-1).all(-1).all(-1)
+        if can_skip("observation.finite_pattern", finite.all()):
+            return cast(Tensor, P)
+        return torch.where(finite[:, None, None, None], P, record.attention.matrix())
+
+    def _about(self, state: State) -> tuple[Scaled, Scaled]:
+        """(the centre, the deviation about it with its largest entry one)."""
+        mean, R = state.centred()
+        x, R = state.x + mean, sized(R)
+        if self.centre == "mean":
+            return x, R
+        moved = centred(tokens(R.value), "argmin", "composite")
+        return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
+
+    def _oscillation(
+        self, index: int, state: State, visible: Tensor, norms: "_OnDevice"
+    ) -> tuple[PerSample, PerSample]:
+        """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
+        arch, active = self.net.arch, active_heads(self.net.arch, index)
+        if arch.kernel == "uniform" or not active:
+            nothing = torch.full_like(state.log, -torch.inf)
+            return nothing, nothing
+        (x, R), w = self._about(state), self.net.weights.layers[index].attention
+        dq, dk = deviation_heads(R, w.query, arch), deviation_heads(R, w.key, arch)
+        E = _picked(dq.value, active) / arch.divisor @ _picked(dk.value, active).mT
+        hidden = ~visible
+        osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
+        size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[:, None, None]
+        size = size.masked_fill(osc <= 0, -torch.inf)  # [batch, head, token]
+        grown = _log_expm1(size)
+        most = _picked(self._log_most(index, x, dk, visible), active)
+        return size.amax((1, 2)), _combined(grown.logsumexp(-1) + most, grown.amax(-1), norms)
+
+    def _log_most(self, index: int, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, "batch head"]:
+        """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
+        arch, w = self.net.arch, self.net.weights.layers[index].attention
+        q = common_heads(x, w.query, arch)
+        ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
+        if arch.kernel == "gaussian":
+            k = common_heads(x, w.key, arch)
+            ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
+            ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+        scores = ref.explicit() / arch.divisor
+        seen = visible[:, :, 0]  # every row sees the same where this is used
+        return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
+
+    def _exact_factor(self, index: int, state: State, Delta: Scaled) -> PerSample:
+        """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
+        arch, active, w = self.net.arch, active_heads(self.net.arch, index), self.net.weights.layers[index].attention
+        R = sized(state.centred()[1])
+        values = _picked(deviation_heads(R, w.value, arch).value, active)
+        head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
+        out = head_outputs @ _picked(w.output.weight, active, axis=0).flatten(0, 1)
+        samples = len(out)
+        together = torch.cat([out, R.value])
+        state = State.of(together, torch.ones(together.shape[:2], dtype=torch.bool, device=out.device))
+        added, before = _log(RESIDUAL[self.centre], state).split(samples)
+        return torch.where(before == -torch.inf, -torch.inf, added - before + Delta.log)
+
+    def sizes(self, state: State) -> TokenSizes[PerSample]:
+        """The sizes of the tokens of a state."""
+        if not can_skip("observation.finite_tokens", state.scaled_tokens.isfinite().all()):
+            sentence = "tokens and weights must be finite to be certified; NaN or infinity came out of a layer"
+            raise TokensError(f"{sentence}: certify net.variant(layers=...), the layers before it", subject="X")
+        R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
+        lengths = torch.linalg.vector_norm(all_tokens.value, dim=-1)
+        unit = all_tokens.log + state.log
+        reading = _read("mu", state)
+        residual, mu = _log(RESIDUAL[self.centre], state), reading.log10 * TEN
+        composite = logs_of(NORMS["composite"](all_tokens.value), unit)
+        frobenius = logs_of(torch.linalg.vector_norm(all_tokens.value, dim=(1, 2)), unit)
+        noise = reading.below_floor
+        if not self.deviates:
+            noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
+        shortest, longest = logs_of(lengths.amin(-1), unit), logs_of(lengths.amax(-1), unit)
+        return TokenSizes(
+            residual, mu, diameter=logs_of(torch.cdist(R.value, R.value).amax((1, 2)), R.log),
+            of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
+            longest=longest, cosine=_read("min_cosine", state).value,
+            log_cosine_gap=_log("max_cosine_gap", state), noise=noise,
+        )  # fmt: skip
+
+
+@dataclass
+class _Kept:
+    """Hidden states that wait to be read: of layers of one form, one after the other along the samples."""
+
+    observer: _Observer
+    states: list[State] = field(default_factory=list)
+    waiting: list[tuple[int, tuple[HalfRecord, ...], PerSample]] = field(default_factory=list)
+    sizes: list[TokenSizes[PerSample]] = field(default_factory=list)  # What was read so far, by layer
+    halves: list[tuple[HalfFacts[PerSample], ...]] = field(default_factory=list)
+    differences: list[PerSample] = field(default_factory=list)
+    lost: list[Tensor] = field(default_factory=list)
+    last: State | None = None  # The last state that was read
+
+    def add(
+        self, state: State, index: int = -1, halves: tuple[HalfRecord, ...] = (), averaging: Tensor | None = None
+    ) -> None:
+        """Keep a state, and what led to it; read all that is kept once it is enough."""
+        self.states.append(state)
+        if averaging is not None:
+            self.waiting.append((index, halves, averaging))
+        bytes_of_layer = sum(t.nbytes for t in _tensors((state, halves)))
+        if (len(self.states) + 1) * bytes_of_layer > AT_ONCE.get(state.log.device.type, 2**30):
+            self.flush()
+
+    def flush(self) -> None:
+        """Read what is kept."""
+        states, observer = self.states, self.observer
+        if not states:
+            return
+        stack = _stacked(states)
+        if stack is None:  # of different forms
+            self._read_states([states[0]], states[0])
+            for state in states[1:]:
+                self._read_states([state], state)
+        else:
+            self._read_states(states, stack)
+        for _, group in groupby(self.waiting, lambda layer: _form(layer[1])):
+            indices, halves, averaging = zip(*group, strict=True)
+            stack = _stacked(halves)
+            layers = [observer.net.weights.layers[index] for index in indices]
+            mlp = [observer.layer_norms[index][1] for index in indices]
+            read = [half_facts(observer.net.arch, layers, half, torch.cat(averaging), mlp) for half in stack]
+            for number in range(len(indices)):
+                own = slice(number * len(averaging[0]), (number + 1) * len(averaging[0]))
+                self.halves.append(tuple(_samples(facts, own) for facts, _ in read))
+                if _writes_beside_skips(observer.net):
+                    observer.branches.append(tuple(_samples(branch, own) for _, branch in read))
+        self.states, self.waiting = [], []
+
+    def _read_states(self, states: Sequence[State], stack: State) -> None:
+        """Note the sizes of states, one after the other in `stack`, and how far copies agree on them."""
+        observer, total, n = self.observer, len(states[0].log), self.observer.samples
+        sizes = observer.sizes(stack)
+
+        def copy_of(number: int) -> State:
+            chosen = [_samples(state, slice(number * n, (number + 1) * n)) for state in states]
+            return chosen[0] if len(chosen) == 1 else cast(State, _stacked(chosen))
+
+        first, difference = copy_of(0), None
+        for copy in range(1, 1 + observer.copies):
+            other = state_distance(first, copy_of(copy))
+            difference = other if difference is None else torch.maximum(difference, other)
+        if difference is None:
+            difference = torch.zeros_like(first.log)
+        own = slice(0, n)
+        before = [states[0] if self.last is None else self.last, *states[:-1]]
+        previous = [_samples(state, own) for state in before]
+        lost = tokens_lost(previous[0] if len(previous) == 1 else cast(State, _stacked(previous)), first)
+        for number in range(len(states)):
+            self.sizes.append(_samples(sizes, slice(number * total, (number + 1) * total)))
+            self.differences.append(difference[number * n : (number + 1) * n])
+            self.lost.append(lost[number * n : (number + 1) * n])
+        self.last = states[-1]
+
+
+def _writes_beside_skips(net: Transformer) -> bool:
+    """True if theorems ask for what branches add: beside skips, with no norm after a sum or a branch."""
+    arch = net.arch
+    after = any(branch.after is not None for half in order(arch) for branch in half.branches)
+    return math.prod(skips(arch)) > 0 and not normed_sums(arch) and not after
+
+
+def _tensors(structure: Any) -> list[Tensor]:
+    """The tensors of nested tuples, dicts and dataclasses, each once."""
+    tensors: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        tensors.append(t)
+        return t
+
+    converted(structure, note)
+    return tensors
+
+
+def _form(structure: Any) -> str:
+    """Equal for structures whose tensors have the same places, shapes and dtypes."""
+    places = {id(t): place for place, t in enumerate(_tensors(structure))}
+    return repr(outline(structure, lambda t: (places[id(t)], t.shape, t.dtype)))
+
+
+def _stacked(structures: Sequence[Any]) -> Any:
+    """Structures of one form as one, their tensors one after the other along the samples; None of several forms."""
+    if len(structures) == 1:
+        return structures[0]
+    if len(set(map(_form, structures))) > 1:
+        return None
+    columns = iter([torch.cat(column) for column in zip(*map(_tensors, structures), strict=True)])
+    return converted(structures[0], lambda _: next(columns))
+
+
+@dataclass(frozen=True)
+class _OnDevice:
+    """Logs of the norms of a layer's heads, where the network is."""
+
+    columns: Float[Tensor, " head"]
+    rows: Float[Tensor, " head"]
+    spectral: Float[Tensor, " head"]
+
+    @classmethod
+    def of(cls, norms: HeadNorms, like: Tensor) -> "_OnDevice":
+        """The logs of these norms on the device of `like`."""
+        logs = [norms.logs[name] for name in ("columns", "rows", "spectral")]
+        return cls(*torch.stack(logs).to(like.device, non_blocking=True))
+
+
+def _picked(t: Tensor, active: Sequence[int], axis: int = 1) -> Tensor:
+    """The entries of the active heads; a list of them would have to cross to where the tensor is."""
+    if len(active) == t.shape[axis]:
+        return t
+    return torch.stack([t.select(axis, head) for head in active], axis) if active else t.narrow(axis, 0, 0)
 
 
 RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
@@ -91,120 +476,18 @@ def _read(name: str, state: State) -> Reading:
     return reading
 
 
-def _log(name: str, state: State) -> float:
-    return float(_read(name, state).log10[0]) * TEN
+def _log(name: str, state: State) -> PerSample:
+    return _read(name, state).log10 * TEN
 
 
-def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
-    if not bool(state.scaled_tokens.isfinite().all()):
-        sentence = "tokens and weights must be finite to be certified; NaN or infinity came out of a layer"
-        raise TokensError(f"{sentence}: certify net.variant(layers=...), the layers before it", subject="X")
-    R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
-    lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
-    unit = (all_tokens.log + state.log)[0]
-    reading = _read("mu", state)
-    residual, mu = _log(RESIDUAL[centre], state), float(reading.log10[0]) * TEN
-    composite, frobenius = (log_of(NORMS[name](all_tokens.value)[0], unit) for name in ("composite", "frobenius"))
-    noise = bool(reading.below_floor[0])
-    if not deviates:
-        noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
-    shortest, longest = log_of(lengths.min(), unit), log_of(lengths.max(), unit)
-    return TokenSizes(
-        residual, mu, diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
-        of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
-        longest=longest, cosine=float(_read("min_cosine", state).value[0]),
-        log_cosine_gap=_log("max_cosine_gap", state), noise=noise, state=state,
-    )  # fmt: skip
-
-
-def _layer(
-    net: Transformer, index: int, record: BlockRecord, settings: PassSettings, norms: LayerNorms, centre: Centre
-) -> LayerFacts:
-    arch, layer = net.arch, net.weights.layers[index]
-    active, before = list(active_heads(arch, index)), record.halves[0].before
-    visible = settings.visible[arch.mask_of(index)][0, 0]
-    Delta = Scaled(record.attention.Delta.value[:, active], record.attention.Delta.log)
-    P = _matrix(net.blocks[index], record, settings)[active]
-    tau = [log_of(coefficient, Delta.log[0]) for coefficient in _dobrushin(Delta.value)]
-    averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
-    oscillation, factor = math.nan, math.nan
-    bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
-    if bilinear and arch.positions in ("none", "absolute"):
-        oscillation, factor = _oscillation(arch, index, layer, before, visible, norms[0], centre)
-    pure = arch.norm == "none" and arch.mlp == "none"
-    return LayerFacts(
-        *norms,
-        log_oscillation=oscillation,
-        log_oscillation_factor=factor,
-        log_attention_factor=_attention_factor(Delta, norms[0]),
-        log_exact_factor=_exact_factor(arch, layer, before, Delta, active, centre) if pure else math.nan,
-        log_averaging=averaging,
-        # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
-        log_smallest=log(float(P.masked_fill(~visible & (P >= 0), torch.inf).min())) if active else -math.inf,
-        row_sum_defect=float((P.sum(-1) - 1).abs().max()) if active else 0.0,
-        attention=record.attention,
-        halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in record.halves),
-    )
-
-
-def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " head"]:
+def _dobrushin(Delta: Float[Tensor, "batch head token token"]) -> Float[Tensor, "batch head"]:
     """Dobrushin's coefficient of every head, or among many tokens an upper bound that does not compare all
     pairs of rows: `|a - b| / 2 <= max |a - mean|`."""
     if Delta.shape[-1] > MANY:
-        return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)[0]
-    return dobrushin(Delta)[0]
-
-
-def _matrix(block: Block, record: BlockRecord, settings: PassSettings) -> Float[Tensor, "head token token"]:
-    """P from the tokens themselves, in which small weights are not differences of large ones; from its two
-    parts where tokens have left floating point's range."""
-    if not record.halves[0].branches:
-        return record.attention.matrix()[0]
-    inside, rules = record.halves[0].branches[0].inside.tokens(), Plain(block.arch, settings)
-    P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
-    return P[0] if bool(P.isfinite().all()) else record.attention.matrix()[0]
-
-
-def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:
-    """(the centre, the deviation about it with its largest entry one)."""
-    mean, R = state.centred()
-    x, R = state.x + mean, sized(R)
-    if centre == "mean":
-        return x, R
-    moved = centred(tokens(R.value), "argmin", "composite")
-    return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
-
-
-def _oscillation(
-    arch: Architecture, index: int, layer: Layer, state: State, visible: Tensor, norms: HeadNorms, centre: Centre
-) -> tuple[float, float]:
-    """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
-    active = list(active_heads(arch, index))
-    if arch.kernel == "uniform" or not active:
-        return -math.inf, -math.inf
-    (x, R), w = _about(state, centre), layer.attention
-    dq, dk = deviation_heads(R, w.query, arch), deviation_heads(R, w.key, arch)
-    queries, keys = dq.value[0, active] / arch.divisor, dk.value[0, active]  # [head, token, head_width]
-    E = queries @ keys.mT
-    hidden = ~visible
-    osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
-    size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[0]
-    size = size.masked_fill(osc <= 0, -torch.inf)  # [head, token]
-    grown = _log_expm1(size)
-    columns = grown.logsumexp(-1) + _log_most(arch, layer, x, dk, visible)[active]
-    return float(size.max()), _combined(columns, grown.amax(-1), norms)
-
-
-def _log_most(arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, " head"]:
-    """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
-    q, k = common_heads(x, layer.attention.query, arch), common_heads(x, layer.attention.key, arch)
-    ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
-    if arch.kernel == "gaussian":
-        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
-        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
-    scores = ref.explicit()[0] / arch.divisor
-    seen = visible[0]  # every row sees the same where this is used
-    return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
+        return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)
+    if Delta.device.type == "cpu":
+        return dobrushin(Delta)
+    return torch.cdist(Delta, Delta, p=1.0).amax((-2, -1)) / 2  # NaN of a head that holds NaN
 
 
 def _log_expm1(size: Tensor) -> Tensor:
@@ -214,33 +497,18 @@ def _log_expm1(size: Tensor) -> Tensor:
     return torch.where(small, size, torch.where(large > 40, large, middle))
 
 
-def _combined(columns: Tensor, rows: Tensor, norms: HeadNorms) -> float:
+def _combined(columns: Tensor, rows: Tensor, norms: _OnDevice) -> PerSample:
     """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
-    sides = zip((columns, rows), (norms.columns.log(), norms.rows.log()), strict=True)
-    first, second = (plus(-math.inf, *map(times, of_M.tolist(), of_W.tolist())) for of_M, of_W in sides)
-    return times(0.5 * first, 0.5 * second)
+    sides = zip((columns, rows), (norms.columns, norms.rows), strict=True)
+    first, second = (clipped(sum_of(product_of(of_M, of_W))) for of_M, of_W in sides)
+    return product_of(0.5 * first, 0.5 * second)
 
 
-def _attention_factor(Delta: Scaled, norms: HeadNorms) -> float:
-    """With `M_h = (I - 11^T/n) P_h` as measured."""
-    if not Delta.value.shape[1]:
-        return -math.inf
-    M = (Delta.value - Delta.value.mean(-2, keepdim=True))[0].abs()
-    columns, rows = M.sum(-2).amax(-1).log() + Delta.log[0], M.sum(-1).amax(-1).log() + Delta.log[0]
+def factor_of(Delta: Scaled, norms: _OnDevice) -> PerSample:
+    """The factor of `factors.py` with `M_h = (I - 11^T/n) P_h` as measured."""
+    M = (Delta.value - Delta.value.mean(-2, keepdim=True)).abs()
+    columns, rows = (M.sum(axis).amax(-1).log() + Delta.log[:, None] for axis in (-2, -1))
     return _combined(columns, rows, norms)
-
-
-def _exact_factor(
-    arch: Architecture, layer: Layer, state: State, Delta: Scaled, active: list[int], centre: Centre
-) -> float:
-    """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
-    R = sized(state.centred()[1])
-    values = deviation_heads(R, layer.attention.value, arch).value[:, active]
-    head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
-    out = head_outputs @ layer.attention.output.weight[active].flatten(0, 1)
-    valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
-    added, before = (_log(RESIDUAL[centre], State.of(deviation, valid)) for deviation in (out, R.value))
-    return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
 
 
 class Float64Pass:
@@ -250,40 +518,45 @@ class Float64Pass:
     def __init__(self, net: Transformer, settings: PassSettings) -> None:
         self.rules = Plain(net.arch, settings)
         self.X: Tensor | None = None
+        self.followed: Tensor | None = None  # True for samples whose tokens X still stands for
 
-    def follow(self, block: Block, before: State, after: State) -> float:
+    def follow(self, block: Block, before: State, after: State) -> PerSample:
         """The relative difference between the deviation after a block and float64's; 0 where float64 cannot
         resolve it. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
-        self.X, start = None, self.X
-        if not visible_to_float64(before):
-            return 0.0
-        X = traverse(block, self.rules, before.tokens() if start is None else start).state
-        if not bool(X.isfinite().all()):
-            return 0.0
+        seen, X, followed = visible_to_float64(before), self.X, self.followed
+        self.X = self.followed = None
+        if not must_compute("observation.float64", seen.any()):
+            return torch.zeros_like(before.log)
+        start = before.tokens()
+        if X is not None and followed is not None:
+            start = torch.where(followed[:, None, None], X, start)
+        X = traverse(block, self.rules, start).state
+        finite = X.isfinite().flatten(1).all(1)
+        X = X.masked_fill(~finite[:, None, None], 0.0)
         own_state = State.of(X, after.valid.mask)
-        if not (visible_to_float64(own_state) or visible_to_float64(after)):
-            return 0.0
-        self.X = X
-        return float(state_distance(after, own_state)[0])
+        followed = seen & finite & (visible_to_float64(own_state) | visible_to_float64(after))
+        self.X, self.followed = X, followed
+        return state_distance(after, own_state).masked_fill(~followed, 0.0)
 
 
-def visible_to_float64(state: State) -> bool:
-    """True if float64 can hold the tokens of a state and resolve what they differ by."""
-    share, size = float((state.R.log_size() - state.log)[0]), float(state.log[0])
-    return share > math.log(RESOLVED) and abs(size) < WITHIN
+def visible_to_float64(state: State) -> Tensor:
+    """True for samples whose tokens float64 can hold, and resolve what they differ by."""
+    size = state.log
+    return (state.R.log_size() - size > math.log(RESOLVED)) & (size.abs() < WITHIN)
 
 
-def float64_records(net: Transformer, first: State, settings: PassSettings, seed: int | None) -> Iterator[BlockRecord]:
+def float64_records(net: Transformer, first: State, settings: PassSettings, copies: int) -> Iterator[BlockRecord]:
     """Run the network in float64 and give a record of each block: its attention pattern, and for a layer
     without norms and MLP the branch that was added to the skip."""
-    rules = Plain(net.arch, settings) if seed is None else PerturbedPlain(net.arch, settings, seed)
+    rules = PerturbedPlain(net.arch, settings, copies=copies) if copies else Plain(net.arch, settings)
     before, real, weight = first.tokens(), first.valid.mask, net.arch.attention_skip
     for block in net.blocks:
+        at_layer(block.index)
         after, P, *_ = traverse(block, rules, before)
         p = P.mean(-2)
         deviations = Scaled.plain(P - p[:, :, None])
         top = p.argmax(-1, keepdim=True)
-        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool, device=P.device)
+        visible = torch.ones(len(P), 1, *P.shape[-2:], dtype=torch.bool, device=P.device)
         state, added = State.of(after, real), State.of(after - weight * before, real)
         half = HalfRecord(State.of(before, real), (), weight, added, state, state)
         yield BlockRecord(state, _PatternMatrix(p, deviations, top, visible), None, (half,))

@@ -52,18 +52,25 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     `centring`: whether a LayerNorm will do as well."""
     arch = facts.arch
     kinds = ("scale", "rms", "layer") if centring else ("scale", "rms")
-    norms = [layer.attention_norm for layer in facts.net.weights.layers]
-    gains = [float(norm.gain.max() - norm.gain.min()) for norm in norms if norm.gain is not None]
-    biases = [float(norm.bias.abs().max()) for norm in norms if norm.bias is not None]
+    spread, bias = facts.of_network("norms", lambda: _gains_and_biases(facts))
     normed = arch.norm in kinds and needs.normed_sums(arch)
     return [
         needs.equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
         # Exactly zero: with anything else lengths differ, and a bound below that is false.
         needs.equal("norm's eps", arch.norm_eps, 0),
-        needs.equal("spread of the norms' gains", max(gains, default=0.0), 0),
-        needs.equal("largest bias of the norms", max(biases, default=0.0), 0),
+        needs.equal("spread of the norms' gains", spread, 0),
+        needs.equal("largest bias of the norms", bias, 0),
         needs.above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
     ]
+
+
+def _gains_and_biases(facts: Facts) -> tuple[float, float]:
+    """(the most that the gains of a norm after attention differ by, the largest |bias| of one)."""
+    norms = [layer.attention_norm for layer in facts.net.weights.layers]
+    gains = [norm.gain for norm in norms if norm.gain is not None]
+    biases = [norm.bias for norm in norms if norm.bias is not None]
+    spread = float((torch.stack(gains).amax(-1) - torch.stack(gains).amin(-1)).max()) if gains else 0.0
+    return spread, float(torch.stack(biases).abs().max()) if biases else 0.0
 
 
 def of_one_length(facts: Facts, upto: int) -> Hypothesis:
@@ -110,7 +117,7 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
 
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
-    arch, (orthogonal, delta) = facts.arch, orthogonal_values(facts)
+    arch, (orthogonal, delta) = facts.arch, facts.of_network("orthogonal", lambda: orthogonal_values(facts))
     of_parts = [needs.softmax(arch), needs.no_skip(arch), needs.no_mlp(arch)]
     return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
