@@ -33,6 +33,7 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import active_heads
+from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts
@@ -122,6 +123,13 @@ def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
 
+def _refused(facts: Facts, fixed: list[Hypothesis]) -> Evaluation | None:
+    """Why nothing is said where the network itself is of another kind, before anything is computed of its tokens."""
+    if all(hypothesis.met for hypothesis in fixed):
+        return None
+    return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
+
+
 def _evaluation(facts: Facts, bounds: list[float], fixed: list[Hypothesis]) -> Evaluation:
     def measured(upto: int) -> list[Hypothesis]:
         return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
@@ -165,7 +173,10 @@ def _least_cosine(X: Float[Tensor, "token width"]) -> float:
 def cosines(facts: Facts) -> Evaluation:
     """mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor(t/r)/2), cosines not negative"""
     fixed, delta = _on_sphere(facts)
-    fixed.append(needs.at_least("smallest cosine at layer 0", _least_cosine(facts.X), 0))
+    if refused := _refused(facts, fixed):
+        return refused
+    least = facts.of_tokens("least cosine", lambda: _least_cosine(facts.X))
+    fixed.append(needs.at_least("smallest cosine at layer 0", least, 0))
     return _evaluation(facts, _cosines(facts, 1, delta), fixed)
 
 
@@ -175,10 +186,13 @@ def full_rank(facts: Facts) -> Evaluation:
     layers = range(1, facts.depth + 1)
     start = next((layer for layer in layers if facts.sizes[layer].cosine >= NOT_NEGATIVE), None)
     (fixed, delta), N = _on_sphere(facts), facts.token_count
+    if refused := _refused(facts, fixed):
+        return refused
+    rank = facts.of_tokens("rank", lambda: float(torch.linalg.matrix_rank(facts.X)))
     fixed += [
         needs.equal("tokens that are no centre", N - len(facts.graph.centres), 0),
         needs.at_most("tokens, against the width", N, facts.arch.width),
-        needs.equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
+        needs.equal("rank of the tokens at layer 0", rank, N),
     ]
     return _evaluation(facts, _cosines(facts, start, delta), fixed)
 
@@ -203,7 +217,7 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
 
     p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
     """
-    directions = normalise(facts.first, "scale", NormWeights(), 0.0)
+    directions = normalise(converted(facts.first, Tensor.cpu), "scale", NormWeights(), 0.0)
     c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
     if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y
         p = directions.tokens()[0] / heights[:, None]
@@ -219,10 +233,12 @@ def in_hemisphere(facts: Facts) -> Evaluation:
     """mu <= length sqrt((N-1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r)"""
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     (fixed, delta), alpha = _on_sphere(facts), 0.0
+    if refused := _refused(facts, fixed):
+        return refused
     radius, N, bounds = facts.graph.radius, facts.token_count, [math.inf] * facts.depth
     if float(lengths.min()) > 0 and radius is not None:
         Y = facts.X / lengths[:, None]
-        w, alpha = hemisphere(Y)
+        w, alpha = facts.of_tokens("hemisphere", lambda: hemisphere(Y))
         if alpha > 0 and N > 1:
             heights = Y @ w
             weighted = lengths * heights
