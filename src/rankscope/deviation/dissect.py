@@ -148,13 +148,22 @@ def dissect(
     ['attention', 'mlp']
     """
     net = net.to(torch.float64)
-    yield from records(net, *starting_state(net, X, copies, padding), copies)
+    state, settings = starting_state(net, X, copies, padding)
+    yield from records(net, state, recording_rules(net, settings, copies))
 
 
-def records(net: Transformer, state: State, settings: PassSettings, copies: int = 0) -> Iterator[BlockRecord]:
+RecordingRules = _RecordedDeviation | _RecordedPerturbed
+
+
+def recording_rules(net: Transformer, settings: PassSettings, copies: int = 0) -> RecordingRules:
+    """Rules for one pass of samples and copies, which note what every part of a block gave."""
+    if copies:
+        return _RecordedPerturbed(net.arch, settings, copies=copies)
+    return _RecordedDeviation(net.arch, settings)
+
+
+def records(net: Transformer, state: State, rules: RecordingRules) -> Iterator[BlockRecord]:
     """What each block does from a `starting_state` on, as `dissect` gives it."""
-    recorded, perturbed = _RecordedDeviation, _RecordedPerturbed
-    rules = perturbed(net.arch, settings, copies=copies) if copies else recorded(net.arch, settings)
     for block in net.blocks:
         at_layer(block.index)
         rules.forget()

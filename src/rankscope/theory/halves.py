@@ -20,7 +20,7 @@ from rankscope.nets.weights import Layer, Linear
 from rankscope.shapes import Float
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import clipped, log, logs_of, product_of, sized, sum_of
-from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, MLPNorms, lost, squared_bound
+from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, lost, squared_bound
 
 VANISHED = 1e-11  # A token this much shorter than the longest may be what rounding left of zero
 CLEAR = 1e-6
@@ -30,7 +30,7 @@ PerSample = Float[Tensor, " batch"]
 
 
 def half_facts(
-    arch: Architecture, layers: Sequence[Layer], half: HalfRecord, averaging: PerSample, mlp: Sequence[MLPNorms]
+    arch: Architecture, layers: Sequence[Layer], half: HalfRecord, averaging: PerSample, mlp: Float[Tensor, "layer 4"]
 ) -> tuple[HalfFacts[PerSample], Scaled]:
     """(the facts of one half of a block, a skip and its branches; res(branch)).
 
@@ -39,7 +39,7 @@ def half_facts(
         layers: The weights of each layer that the samples are of, as many samples of each.
         half: What the half did.
         averaging: The log of the factor by which attention shrinks distances.
-        mlp: The constants of each layer's MLP.
+        mlp: Norms of each layer's MLP: `MLPNorms`' spectral, up, gate and down.
     """
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     square = R.value.square().sum((1, 2))
@@ -57,7 +57,7 @@ def half_facts(
         nonlocal clear, vanished
         plain_before, _ = affine_ranks(before)
         plain_rank, rank = affine_ranks(after)
-        ranks.append((plain_before, rank, of_samples(rank_loss(arch, weights), square)))
+        ranks.append((plain_before, rank, of_samples(rank_loss(arch, weights, square), square)))
         clear = clear & (plain_rank == rank)
         vanished = vanished | _vanishes(arch, before)
         return norm_stretch(arch, weights, before)
@@ -119,15 +119,16 @@ def _ratio(state: State, other: State) -> PerSample:
     return torch.where(above == -torch.inf, -torch.inf, above - below)
 
 
-def rank_loss(arch: Architecture, weights: Sequence[NormWeights]) -> Tensor:
-    """The most that the norm of each layer can take from the affine rank; gains that `CLEAR` cannot see count as zero."""
+def rank_loss(arch: Architecture, weights: Sequence[NormWeights], like: PerSample) -> Tensor:
+    """The most that the norm of each layer can take from the affine rank; gains that `CLEAR` cannot see count as zero.
+    On the device of `like`."""
     gains = [layer.gain for layer in weights if layer.gain is not None]
     norm = norm_of(arch.norm)
-    least = torch.tensor([2.0 if norm is not None and norm.centred else 1.0])
+    least = 2.0 if norm is not None and norm.centred else 1.0
     if not gains:
-        return least
+        return torch.full_like(like[:1], least)
     gain = torch.stack(gains).abs()
-    return (gain <= 1e-5 * gain.amax(-1, keepdim=True)).sum(-1) + float(least)
+    return (gain <= 1e-5 * gain.amax(-1, keepdim=True)).sum(-1) + least
 
 
 def norm_stretch(arch: Architecture, weights: Sequence[NormWeights], state: State) -> PerSample:
@@ -150,22 +151,22 @@ def norm_stretch(arch: Architecture, weights: Sequence[NormWeights], state: Stat
 
 
 def _mlp_stretch(
-    arch: Architecture, layers: Sequence[Layer], state: State, norms: Sequence[MLPNorms]
+    arch: Architecture, layers: Sequence[Layer], state: State, norms: Float[Tensor, "layer 4"]
 ) -> PerSample:
     """log of the Lipschitz constant in the 2-norm; of a gated MLP, on these tokens."""
     if layers[0].mlp is None:
         return torch.full_like(state.log, torch.inf)  # of a mixture of experts: tokens that choose others may end anywhere
     if layers[0].mlp.gate is None:
-        return of_samples(torch.tensor([of_layer.spectral for of_layer in norms], dtype=torch.float64).log(), state.log)
+        return of_samples(norms[:, 0].log(), state.log)
     X, slope, samples, factors = state.tokens(), LIPSCHITZ[arch.activation], len(state.log) // len(layers), []
-    for index, (layer, of_layer) in enumerate(zip(layers, norms, strict=True)):
+    for index, (layer, (_, of_up, of_gate, of_down)) in enumerate(zip(layers, norms.unbind(), strict=True)):
         assert layer.mlp is not None and layer.mlp.gate is not None
         at = slice(index * samples, (index + 1) * samples)
         (up, up_off), (gate, gate_off) = _projected(X[at], layer.mlp.up), _projected(X[at], layer.mlp.gate)
         # An activation that is all but closed here, or underflows, may be open by as much as its gate is off.
         opened = (VALUES[arch.activation](gate).abs() + slope * gate_off).amax((1, 2)) + TINY
         steepest = slope * (up.abs() + up_off).amax((1, 2))
-        factors.append((of_layer.down * (opened * of_layer.up + steepest * of_layer.gate)).log())
+        factors.append((of_down * (opened * of_up + steepest * of_gate)).log())
     # Beyond what ordinary tokens can hold: no factor, not a small one.
     beyond = torch.maximum(state.x.log_size(), state.R.log_size()) > REACH
     return torch.cat(factors).masked_fill(beyond, torch.inf)

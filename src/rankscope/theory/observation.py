@@ -8,7 +8,6 @@ go where that spares a GPU kernels (`_Kept`). Numbers stay on the device until t
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,28 +20,34 @@ from torch import Tensor
 from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies
 from rankscope.deviation.attention import DeviationPattern, common_heads, deviation_heads
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
-from rankscope.deviation.decisions import Answers, Presuming, Recording, answering, at_layer, can_skip, must_compute
-from rankscope.deviation.dissect import records, starting_state
-from rankscope.deviation.perturbation import PerturbedPlain
+from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation.dissect import recording_rules, records, starting_state
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.perturbation import PerturbedPlain, is_cached
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
+from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import TokensError
-from rankscope.metrics import Reading, dobrushin, metric
+from rankscope.metrics import dobrushin, metric
 from rankscope.metrics.centre import centred
+from rankscope.metrics.cosine import max_cosine_gap, min_cosine
+from rankscope.metrics.log_readings import FARTHEST
 from rankscope.metrics.residuals import NORMS
-from rankscope.metrics.tokens import tokens, unit_of
+from rankscope.metrics.tokens import Tokens, tokens, tokens_of, unit_of
 from rankscope.nets import Transformer
+from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import active_heads, order
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import Block, changed, traverse
-from rankscope.nets.weights import converted, outline
+from rankscope.nets.weights import converted
 from rankscope.shapes import Float
 from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, Number, TokenSizes
 from rankscope.theory.halves import half_facts
 from rankscope.theory.hypotheses import SOFTMAX, normed_sums, skips
 from rankscope.theory.logs import TEN, clipped, log, logs_of, product_of, sized, sum_of
-from rankscope.theory.weight_norms import HeadNorms, LayerNorms, WeightNorms
+from rankscope.theory.replayed import Observation, form_of, replayed, stacked, tensors_of
+from rankscope.theory.weight_norms import LayerNorms, WeightNorms
 
 MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
 NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it is called noise
@@ -116,24 +121,27 @@ def observe_batch(
     """
     net, norms = net.to(torch.float64), WeightNorms() if norms is None else norms
     X, memo = X.to(dtype=torch.float64, device=net.device), {} if memo is None else memo
-    observer, numbers = _observed(net, X, centre, norms, copies, padding)
-    observed = _on_host(numbers, len(X) * (1 + copies))
-    start = net.prepared(X, padding)[0][:, : observer.settings.valid.shape[1]].cpu()
-    visible = {mask: observer.settings.visible[mask][:, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
-    arithmetic = "deviation" if observer.deviates else "float64"
+    deviates = applies(net)
+    inputs = ObservationInputs.of(net, X, copies, padding, norms)
+    first, settings = inputs.first, inputs.settings
+    observed, branches = _observation(net, inputs, centre, copies, norms)
+    start = net.prepared(X, padding)[0][:, : settings.valid.shape[1]].cpu()
+    visible = {mask: settings.visible[mask][:, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
+    layer_norms = norms.of_layers(net)
 
     def facts(sample: int, copy: int) -> Facts:
         at = copy * len(X) + sample
         sizes, layers, _ = observed[at]
         own = slice(at, at + 1)
         return Facts(
-            net, centre, arithmetic, first_sample + sample, start[sample], _samples(observer.first, own),
+            net, centre, "deviation" if deviates else "float64", first_sample + sample, start[sample],
+            _samples(first, own),
             {mask: matrices[at if len(matrices) > 1 else 0] for mask, matrices in visible.items()}, sizes,
             tuple(
                 LayerFacts(**vars(numbers), heads=heads, mlp=mlp, halves=halves)
-                for (numbers, halves), (heads, mlp) in zip(layers, observer.layer_norms, strict=True)
+                for (numbers, halves), (heads, mlp) in zip(layers, layer_norms, strict=True)
             ),
-            norms, tuple(_samples(branches, own) for branches in observer.branches), memo,
+            norms, tuple(_samples(of_layer, own) for of_layer in branches), memo,
         )  # fmt: skip
 
     return [
@@ -142,51 +150,51 @@ def observe_batch(
     ]
 
 
-_answers: OrderedDict[Any, Answers] = OrderedDict()
-MOST_ANSWERS = 64  # Networks and shapes of tokens whose answers are remembered, the latest
+@dataclass(frozen=True)
+class ObservationInputs:
+    """All tensors that an observation starts from, but for the weights."""
+
+    first: State
+    settings: PassSettings
+    of_samples: PassSettings  # The settings of a pass of the samples without copies
+    norms: "tuple[_NormsOnDevice, ...]"  # By layer; empty of streamed layers, whose norms are taken as they are read
+
+    @classmethod
+    def of(
+        cls, net: Transformer, X: Tensor, copies: int, padding: Tensor | None, norms: WeightNorms
+    ) -> "ObservationInputs":
+        """The inputs of an observation, as `observe_batch` takes them."""
+        first, settings = starting_state(net, X, copies, padding)
+        own = starting_state(net, X, 0, padding)[1] if copies else settings
+        layers = () if net.streamed else _NormsOnDevice.of_layers(norms.of_layers(net), first.log)
+        return cls(first, settings, own, layers)
 
 
-def _observed(net: Transformer, X: Tensor, *options: Any) -> "tuple[_Observer, Any]":
-    """(an observer, what its pass gave). Questions about numbers are answered by the numbers; off the CPU, where each
-    answer makes the host wait, they are answered as in the last pass of such a network over such tokens, and asked
-    again if that was wrong (`deviation/decisions.py`)."""
+def _observation(net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms) -> Any:
+    """(a list of what `_Observer.run` gives of each sample and copy, as floats; what branches add, by layer)."""
 
-    def observed() -> tuple[_Observer, Any]:
-        observer = _Observer(net, X, *options)
-        return observer, observer.run()
+    def run(inputs: ObservationInputs) -> Observation:
+        observer = _Observer(net, inputs, centre, copies, norms)
+        batch = observer.run()
+        columns = tensors_of(batch)
+        whole = [torch.nn.functional.pad(t.double(), (0, len(inputs.first.log) - len(t))) for t in columns]
+        return Observation(
+            torch.stack(whole, 1), tuple(observer.branches), converted(batch, lambda _: torch.empty(0)), observer.rules
+        )
 
-    if X.device.type == "cpu":
-        return observed()
-    centre, _, copies, padding = options
-    key = (net.arch, X.shape, X.device, centre, copies, padding is None)
-    presumed = _answers.get(key)
-    if presumed is not None:
-        _answers.move_to_end(key)
-        with answering(Presuming(presumed)) as asking:
-            result = observed()
-        if not bool(asking.violations(X).any()):
-            return result
-    with answering(Recording(at_most=presumed)) as recording:
-        result = observed()
-    _answers[key] = recording.answers
-    if len(_answers) > MOST_ANSWERS:
-        _answers.popitem(last=False)
-    return result
-
-
-def _on_host(batch: Any, count: int) -> list[Any]:
-    """Nested tuples, dicts and dataclasses of tensors with an entry for each of `count` samples (where an entry is
-    missing, zero), as so many of the same with floats: all numbers cross over in one go."""
-    columns: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        columns.append(t)
-        return t
-
-    converted(batch, note)
-    whole = [torch.nn.functional.pad(column.double(), (0, count - len(column))) for column in columns]
-    rows = torch.stack(whole, 1).tolist()
-    return [converted(batch, lambda _, numbers=iter(row): next(numbers)) for row in rows]
+    first = inputs.first.R.value
+    settings = form_of((inputs.settings, inputs.of_samples, inputs.norms))
+    weights = () if net.streamed else tuple(t.data_ptr() for t in tensors_of(net.weights))
+    key = (net.arch, first.shape, first.device, settings, weights, centre, copies)
+    samples, tokens, width = first.shape
+    largest = max(width, net.arch.mlp_width, net.arch.heads * max(tokens, net.arch.head_width, net.arch.value_width))
+    # Random rows must stay where a graph reads them; linear programmes run on the CPU, and parts of one's own and
+    # experts do not take the same way each time.
+    own = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
+    capture = centre == "mean" and not own and is_cached(samples * tokens * largest, first.device)
+    observed = replayed(key, run, inputs, capture)
+    rows = observed.numbers.tolist()
+    return [converted(observed.form, lambda _, row=iter(row): next(row)) for row in rows], observed.branches
 
 
 def _samples(structure: Any, at: slice) -> Any:
@@ -198,22 +206,23 @@ class _Observer:
     """Takes a batch of samples and their perturbed copies through the network and notes the numbers."""
 
     def __init__(
-        self, net: Transformer, X: Tensor, centre: Centre, norms: WeightNorms, copies: int, padding: Tensor | None
+        self, net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms
     ) -> None:
-        self.net, self.centre, self.norms, self.copies, self.samples = net, centre, norms, copies, len(X)
+        self.net, self.centre, self.copies, self.norms, self.inputs = net, centre, copies, norms, inputs
+        self.first, self.settings, self.samples = inputs.first, inputs.settings, len(inputs.first.log) // (1 + copies)
         self.deviates = applies(net)
-        self.first, self.settings = starting_state(net, X, copies, padding)
+        self.rules = recording_rules(net, self.settings, copies) if self.deviates else None
         self.float64_pass: Float64Pass | None = None
         if self.deviates and copies and not net.arch.parts:
-            self.float64_pass = Float64Pass(net, starting_state(net, X, 0, padding)[1])
-        self.layer_norms: list[LayerNorms] = [] if net.streamed else norms.of_layers(net)
+            self.float64_pass = Float64Pass(net, inputs.of_samples)
+        self.layer_norms = list(inputs.norms)
         self.branches: list[tuple[Scaled, ...]] = []
 
     def run(self) -> tuple[Any, Any, Any]:
         """(sizes by layer, (numbers, halves) by layer, agreement by layer), of every sample."""
         net = self.net
-        if self.deviates:
-            passed = records(net, self.first, self.settings, self.copies)
+        if self.rules is not None:
+            passed = records(net, self.first, self.rules)
         else:
             passed = float64_records(net, self.first, self.settings, self.copies)
         kept, before, layers, agreements = _Kept(self), self.first, [], []
@@ -221,7 +230,7 @@ class _Observer:
         kept.add(self.first)
         for index, record in enumerate(passed):
             if net.streamed:
-                self.layer_norms.append(self.norms.of(net, index))
+                self.layer_norms += _NormsOnDevice.of_layers([self.norms.of(net, index)], zero)
             difference = zero
             if self.float64_pass is not None:
                 own = slice(0, self.samples)
@@ -258,7 +267,7 @@ class _Observer:
         net, arch, layer = self.net, self.net.arch, self.net.weights.layers[index]
         active, before = active_heads(arch, index), record.halves[0].before
         visible = self.settings.visible[arch.mask_of(index)]
-        norms = _OnDevice.of(self.layer_norms[index][0], before.log)
+        norms = self.layer_norms[index]
         Delta = Scaled(_picked(record.attention.Delta.value, active), record.attention.Delta.log)
         P = _picked(self._matrix(net.blocks[index], record), active)
         tau = logs_of(_dobrushin(Delta.value), Delta.log[:, None])
@@ -300,7 +309,7 @@ class _Observer:
         return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
 
     def _oscillation(
-        self, index: int, state: State, visible: Tensor, norms: "_OnDevice"
+        self, index: int, state: State, visible: Tensor, norms: "_NormsOnDevice"
     ) -> tuple[PerSample, PerSample]:
         """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
         arch, active = self.net.arch, active_heads(self.net.arch, index)
@@ -338,10 +347,15 @@ class _Observer:
         values = _picked(deviation_heads(R, w.value, arch).value, active)
         head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
         out = head_outputs @ _picked(w.output.weight, active, axis=0).flatten(0, 1)
-        samples = len(out)
         together = torch.cat([out, R.value])
-        state = State.of(together, torch.ones(together.shape[:2], dtype=torch.bool, device=out.device))
-        added, before = _log(RESIDUAL[self.centre], state).split(samples)
+        if self.centre == "mean":
+            apart = together - together[:, :1]  # equal ones are zero exactly
+            deviation = sized(Scaled.plain(apart - apart.mean(1, keepdim=True)))
+            logs = logs_of(NORMS["composite"](deviation.value), deviation.log)
+        else:
+            mask = torch.ones(together.shape[:2], dtype=torch.bool, device=out.device)
+            logs = _log_about_argmin(State.of(together, mask))
+        added, before = logs.split(len(out))
         return torch.where(before == -torch.inf, -torch.inf, added - before + Delta.log)
 
     def sizes(self, state: State) -> TokenSizes[PerSample]:
@@ -351,20 +365,27 @@ class _Observer:
             raise TokensError(f"{sentence}: certify net.variant(layers=...), the layers before it", subject="X")
         R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
         lengths = torch.linalg.vector_norm(all_tokens.value, dim=-1)
-        unit = all_tokens.log + state.log
-        reading = _read("mu", state)
-        residual, mu = _log(RESIDUAL[self.centre], state), reading.log10 * TEN
+        unit, equal = all_tokens.log + state.log, state.R.largest() == 0
+
+        def of_residual(size: Tensor) -> PerSample:
+            return logs_of(size, R.log).clamp(min=LOWEST).masked_fill(equal, -torch.inf)
+
+        mu = of_residual(torch.linalg.vector_norm(R.value, dim=(1, 2)))
+        if self.centre == "mean":
+            residual = of_residual(NORMS["composite"](R.value))
+        else:
+            residual = _log_about_argmin(state)
         composite = logs_of(NORMS["composite"](all_tokens.value), unit)
         frobenius = logs_of(torch.linalg.vector_norm(all_tokens.value, dim=(1, 2)), unit)
-        noise = reading.below_floor
+        noise = (mu.abs() > FARTHEST) & ~equal | mu.isnan()
         if not self.deviates:
             noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
         shortest, longest = logs_of(lengths.amin(-1), unit), logs_of(lengths.amax(-1), unit)
+        ready, _ = tokens_of(state.scaled_tokens, state.valid.mask, unpadded=True)
         return TokenSizes(
             residual, mu, diameter=logs_of(torch.cdist(R.value, R.value).amax((1, 2)), R.log),
             of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
-            longest=longest, cosine=_read("min_cosine", state).value,
-            log_cosine_gap=_log("max_cosine_gap", state), noise=noise,
+            longest=longest, cosine=min_cosine(ready), log_cosine_gap=_log_cosine_gap(state, ready), noise=noise,
         )  # fmt: skip
 
 
@@ -388,7 +409,7 @@ class _Kept:
         self.states.append(state)
         if averaging is not None:
             self.waiting.append((index, halves, averaging))
-        bytes_of_layer = sum(t.nbytes for t in _tensors((state, halves)))
+        bytes_of_layer = sum(t.nbytes for t in tensors_of((state, halves)))
         if (len(self.states) + 1) * bytes_of_layer > AT_ONCE.get(state.log.device.type, 2**30):
             self.flush()
 
@@ -397,18 +418,18 @@ class _Kept:
         states, observer = self.states, self.observer
         if not states:
             return
-        stack = _stacked(states)
+        stack = stacked(states)
         if stack is None:  # of different forms
             self._read_states([states[0]], states[0])
             for state in states[1:]:
                 self._read_states([state], state)
         else:
             self._read_states(states, stack)
-        for _, group in groupby(self.waiting, lambda layer: _form(layer[1])):
+        for _, group in groupby(self.waiting, lambda layer: form_of(layer[1])):
             indices, halves, averaging = zip(*group, strict=True)
-            stack = _stacked(halves)
+            stack = stacked(halves)
             layers = [observer.net.weights.layers[index] for index in indices]
-            mlp = [observer.layer_norms[index][1] for index in indices]
+            mlp = torch.stack([observer.layer_norms[index].mlp for index in indices])
             read = [half_facts(observer.net.arch, layers, half, torch.cat(averaging), mlp) for half in stack]
             for number in range(len(indices)):
                 own = slice(number * len(averaging[0]), (number + 1) * len(averaging[0]))
@@ -424,7 +445,7 @@ class _Kept:
 
         def copy_of(number: int) -> State:
             chosen = [_samples(state, slice(number * n, (number + 1) * n)) for state in states]
-            return chosen[0] if len(chosen) == 1 else cast(State, _stacked(chosen))
+            return chosen[0] if len(chosen) == 1 else cast(State, stacked(chosen))
 
         first, difference = copy_of(0), None
         for copy in range(1, 1 + observer.copies):
@@ -435,7 +456,7 @@ class _Kept:
         own = slice(0, n)
         before = [states[0] if self.last is None else self.last, *states[:-1]]
         previous = [_samples(state, own) for state in before]
-        lost = tokens_lost(previous[0] if len(previous) == 1 else cast(State, _stacked(previous)), first)
+        lost = tokens_lost(previous[0] if len(previous) == 1 else cast(State, stacked(previous)), first)
         for number in range(len(states)):
             self.sizes.append(_samples(sizes, slice(number * total, (number + 1) * total)))
             self.differences.append(difference[number * n : (number + 1) * n])
@@ -450,47 +471,28 @@ def _writes_beside_skips(net: Transformer) -> bool:
     return math.prod(skips(arch)) > 0 and not normed_sums(arch) and not after
 
 
-def _tensors(structure: Any) -> list[Tensor]:
-    """The tensors of nested tuples, dicts and dataclasses, each once."""
-    tensors: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        tensors.append(t)
-        return t
-
-    converted(structure, note)
-    return tensors
-
-
-def _form(structure: Any) -> str:
-    """Equal for structures whose tensors have the same places, shapes and dtypes."""
-    places = {id(t): place for place, t in enumerate(_tensors(structure))}
-    return repr(outline(structure, lambda t: (places[id(t)], t.shape, t.dtype)))
-
-
-def _stacked(structures: Sequence[Any]) -> Any:
-    """Structures of one form as one, their tensors one after the other along the samples; None of several forms."""
-    if len(structures) == 1:
-        return structures[0]
-    if len(set(map(_form, structures))) > 1:
-        return None
-    columns = iter([torch.cat(column) for column in zip(*map(_tensors, structures), strict=True)])
-    return converted(structures[0], lambda _: next(columns))
-
-
 @dataclass(frozen=True)
-class _OnDevice:
-    """Logs of the norms of a layer's heads, where the network is."""
+class _NormsOnDevice:
+    """Norms of one layer's weights where the network is: logs of those of heads, and of its MLP as they are."""
 
     columns: Float[Tensor, " head"]
     rows: Float[Tensor, " head"]
     spectral: Float[Tensor, " head"]
+    mlp: Float[Tensor, " 4"]  # `MLPNorms`: spectral, up, gate and down
 
     @classmethod
-    def of(cls, norms: HeadNorms, like: Tensor) -> "_OnDevice":
-        """The logs of these norms on the device of `like`."""
-        logs = [norms.logs[name] for name in ("columns", "rows", "spectral")]
-        return cls(*torch.stack(logs).to(like.device, non_blocking=True))
+    def of_layers(cls, layers: Sequence[LayerNorms], like: Tensor) -> "tuple[_NormsOnDevice, ...]":
+        """The norms of these layers on the device of `like`, where they cross over to in one go."""
+        parts = [
+            part
+            for heads, mlp in layers
+            for part in (
+                *(heads.logs[name] for name in ("columns", "rows", "spectral")),
+                torch.tensor([mlp.spectral, mlp.up, mlp.gate, mlp.down], dtype=torch.float64),
+            )
+        ]
+        there = torch.cat(parts).to(like.device).split([len(part) for part in parts])
+        return tuple(cls(*there[start : start + 4]) for start in range(0, len(there), 4))
 
 
 def _picked(t: Tensor, active: Sequence[int], axis: int = 1) -> Tensor:
@@ -500,17 +502,20 @@ def _picked(t: Tensor, active: Sequence[int], axis: int = 1) -> Tensor:
     return torch.stack([t.select(axis, head) for head in active], axis) if active else t.narrow(axis, 0, 0)
 
 
-RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
-
-
-def _read(name: str, state: State) -> Reading:
-    reading = read(metric(name), DeviationStep(0, state, None))
+def _log_about_argmin(state: State) -> PerSample:
+    """log of `||res X||_{1,inf}` about the minimising centre."""
+    reading = read(metric("residual@argmin"), DeviationStep(0, state, None))
     assert reading is not None
-    return reading
+    return reading.log10 * TEN
 
 
-def _log(name: str, state: State) -> PerSample:
-    return _read(name, state).log10 * TEN
+def _log_cosine_gap(state: State, ready: Tokens) -> PerSample:
+    """log of the largest `1 - cos(x_i, x_j)`: close tokens' from what their directions differ by."""
+    u = normalise(state, "scale", NormWeights(), 0.0).residual
+    close = logs_of(torch.cdist(u.value, u.value).amax((1, 2)).square() / 2, 2 * u.log)
+    apart = max_cosine_gap(ready).log()
+    equal = state.R.largest() == 0
+    return torch.where(state.x.log > LOWEST, close.masked_fill(equal, -torch.inf), apart)
 
 
 def _dobrushin(Delta: Float[Tensor, "batch head token token"]) -> Float[Tensor, "batch head"]:
@@ -530,14 +535,14 @@ def _log_expm1(size: Tensor) -> Tensor:
     return torch.where(small, size, torch.where(large > 40, large, middle))
 
 
-def _combined(columns: Tensor, rows: Tensor, norms: _OnDevice) -> PerSample:
+def _combined(columns: Tensor, rows: Tensor, norms: _NormsOnDevice) -> PerSample:
     """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
     sides = zip((columns, rows), (norms.columns, norms.rows), strict=True)
     first, second = (clipped(sum_of(product_of(of_M, of_W))) for of_M, of_W in sides)
     return product_of(0.5 * first, 0.5 * second)
 
 
-def factor_of(Delta: Scaled, norms: _OnDevice) -> PerSample:
+def factor_of(Delta: Scaled, norms: _NormsOnDevice) -> PerSample:
     """The factor of `factors.py` with `M_h = (I - 11^T/n) P_h` as measured."""
     M = (Delta.value - Delta.value.mean(-2, keepdim=True)).abs()
     columns, rows = (M.sum(axis).amax(-1).log() + Delta.log[:, None] for axis in (-2, -1))
