@@ -114,9 +114,9 @@ def starting_state(
     after all samples perturbed copies of them (`perturbation.py`), since the split into a common token and deviations
     rounds as any rule does."""
     X, padding = X.repeat(1 + copies, 1, 1), None if padding is None else padding.repeat(1 + copies, 1)
-    X, valid, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
+    X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
     settings = net.settings(X, valid)
-    if order is not None or padding is not None and not bool(valid.all()):
+    if padding is not None and not bool(valid.all()):
         # Masks stay those of all positions: whom tokens see may depend on how many there are (`bigbird`, `strided`).
         n = int(valid[0].sum())
         X, valid, settings = X[:, :n], valid[:, :n], settings.first(n)
@@ -127,9 +127,7 @@ def starting_state(
     return noise.of(State.of(X, valid)), settings
 
 
-def dissect(
-    net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None = None
-) -> Iterator[BlockRecord]:
+def dissect(net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None = None) -> Iterator[BlockRecord]:
     """What each block did to tokens, part by part: one record at a time, as the pass goes on.
 
     Nothing is checked here: there must be a token and no cross-attention, of which there are no records, as

@@ -47,9 +47,7 @@ UNITS = 4  # by how much an entry is moved at most, in units of its last place
 class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
-    def __init__(
-        self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, copies: int = 0
-    ) -> None:
+    def __init__(self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, copies: int = 0) -> None:
         """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place.
 
         With `copies`, tensors hold so many copies of all samples after the samples themselves, along the first axis,

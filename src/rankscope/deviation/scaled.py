@@ -62,9 +62,9 @@ class Scaled:
         size = self.largest()
         zero = size == 0
         step = near_log(size.masked_fill(zero, 1.0))
-        step = step.masked_fill(step.isinf(), torch.nan)
         if saves_a_pass("scaled.normalised", step, lambda: (step.abs() <= WIDEST).all()):
             return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
+        step = step.masked_fill(step.isinf(), torch.nan)
         half = spread((-step / 2).exp(), self.value)  # e^-step itself overflows at subnormal sizes
         value = self.value * half * half
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))

@@ -12,7 +12,8 @@ One row per theorem, sample and layer:
 | `below_floor`    | the measured side is rounding: passes that round otherwise differ on it            |
 | `vacuous`        | met, but it says no more than is known anyway                                      |
 | `why`            | the hypotheses that are not met, with their numbers                                |
-| `hypotheses`     | all of them: in words, the number found, the limit, and whether it is met          |
+| `hypotheses`     | in words, the number found, the limit, and whether it is met; where the            |
+|                  | architecture fails one already, those of the architecture alone                    |
 
 An upper bound is vacuous when it is as large as the tokens themselves, a lower bound when it is zero.
 """

@@ -54,7 +54,8 @@ class HalfFacts(Generic[Number]):
     log_gain: Number  # c: `||res(branch)|| / ||res(X)||`
     alignment: Number
     """`<res(branch), res(X)> / ||res(X)||^2`: how much of X's own deviation the branch adds or takes away."""
-    log_norm: Number  # `||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none
+    log_norm: Number
+    """`||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none."""
     log_longest: Number  # The longest token of the branch
     log_stretch: Number
     """Differences between tokens grow at most so much, by measured factors of each part (`factors.py`)."""

@@ -155,7 +155,8 @@ def _mlp_stretch(
 ) -> PerSample:
     """log of the Lipschitz constant in the 2-norm; of a gated MLP, on these tokens."""
     if layers[0].mlp is None:
-        return torch.full_like(state.log, torch.inf)  # of a mixture of experts: tokens that choose others may end anywhere
+        # Of a mixture of experts: tokens that choose others may end anywhere.
+        return torch.full_like(state.log, torch.inf)
     if layers[0].mlp.gate is None:
         return of_samples(norms[:, 0].log(), state.log)
     X, slope, samples, factors = state.tokens(), LIPSCHITZ[arch.activation], len(state.log) // len(layers), []

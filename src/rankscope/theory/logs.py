@@ -5,7 +5,6 @@ since a smaller number would claim more than is proved.
 """
 
 import math
-import operator
 from functools import reduce
 
 import torch
@@ -93,10 +92,12 @@ def sum_of(logs: Tensor, axis: int = -1) -> Tensor:
     return logs.logsumexp(axis) if logs.shape[axis] else logs.sum(axis) - torch.inf
 
 
-def product_of(*logs: Tensor | float) -> Tensor:
-    """`times` of every entry; at least one of the logs is a tensor."""
-    total, zero = reduce(operator.add, logs), reduce(operator.or_, (each == -math.inf for each in logs))
-    return clipped(total.masked_fill(zero, -torch.inf))
+def product_of(*logs: Tensor) -> Tensor:
+    """`times` of every entry."""
+    total = reduce(torch.add, logs)
+    for log_value in logs:
+        total = total.masked_fill(log_value == -torch.inf, -torch.inf)
+    return clipped(total)
 
 
 def sized(x: Scaled) -> Scaled:

@@ -57,7 +57,7 @@ from rankscope.theory.facts import Facts, HalfFacts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, minus, plus, sized, times
 from rankscope.theory.sphere import of_one_length, one_length
-from rankscope.theory.theorem import Evaluation, by_layer, theorem
+from rankscope.theory.theorem import Evaluation, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost
 
 
@@ -128,8 +128,8 @@ def untouched(facts: Facts) -> Evaluation:
         needs.equal("norms after a branch", sandwich, 0),
         *branches_recorded(facts),
     ]
-    if not all(hypothesis.met for hypothesis in fixed):
-        return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
+    if refused := refusal(facts, fixed, of_averages=False):
+        return refused
     bases = facts.of_network("written", lambda: list(_bases(facts)))
     left = [width - len(basis) for basis in bases]
     bounds = [
@@ -176,6 +176,14 @@ def lambda_skip(facts: Facts) -> Evaluation:
     """mu' >= sqrt((w-c)^2 - ((w s + (w+s) c)/(w-s))^2) / (w+s) mu under a norm"""
     arch, r = facts.arch, facts.sizes[1].mu
     w = abs(arch.attention_skip)
+    fixed = [
+        needs.softmax(arch),
+        needs.no_mlp(arch),
+        needs.above("|weight of the skip|", w, 0),
+        *one_length(facts, centring=True),
+    ]
+    if refused := refusal(facts, fixed, of_averages=False):
+        return refused
     bounds: list[float] = []
     largest: list[float] = []
     for index, layer in enumerate(facts.layers):
@@ -186,12 +194,6 @@ def lambda_skip(facts: Facts) -> Evaluation:
             r = times(r, grown, log_factor(w, s, math.exp(min(half.log_gain, 700.0))))
         bounds.append(r)
         largest.append(max(s, largest[-1] if largest else 0.0))
-    fixed = [
-        needs.softmax(arch),
-        needs.no_mlp(arch),
-        needs.above("|weight of the skip|", w, 0),
-        *one_length(facts, centring=True),
-    ]
 
     def moving(upto: int) -> list[Hypothesis]:
         says = "longest token of a branch, in lengths of a token"

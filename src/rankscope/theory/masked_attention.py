@@ -22,7 +22,7 @@ from rankscope.shapes import Float
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, pure_attention
 from rankscope.theory.logs import log, log_of, sized, times
-from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
+from rankscope.theory.theorem import Evaluation, averaging, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
@@ -89,6 +89,9 @@ def log_shrink(log_share: float) -> float:
 def masked(facts: Facts) -> Evaluation:
     """mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)"""
     arch, radius = facts.arch, facts.graph.radius
+    fixed = [*pure_attention(arch), averages(arch), *connected(facts)]
+    if refused := refusal(facts, fixed):
+        return refused
     start = facts.of_tokens("range", lambda: log_range(facts.X)) + 0.5 * math.log(facts.token_count) - math.log(2)
     bounds = []
     for layer, B in enumerate(facts.norms.of_all("values", facts.net, lambda: log_values(facts)), 1):
@@ -98,6 +101,5 @@ def masked(facts: Facts) -> Evaluation:
         rounds = layer // radius
         shrink = log_shrink(radius * log_smallest(facts, layer))
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
-    fixed = [*pure_attention(arch), averages(arch), *connected(facts)]
     hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
     return Evaluation(bounds, hypotheses)

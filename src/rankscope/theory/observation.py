@@ -9,7 +9,7 @@ go where that spares a GPU kernels (`_Kept`). Numbers stay on the device until t
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Generic, cast
@@ -29,6 +29,7 @@ from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import TokensError
 from rankscope.metrics import dobrushin, metric
+from rankscope.metrics.attention import FEW
 from rankscope.metrics.centre import centred
 from rankscope.metrics.cosine import max_cosine_gap, min_cosine
 from rankscope.metrics.log_readings import FARTHEST
@@ -193,8 +194,8 @@ def _observation(net: Transformer, inputs: ObservationInputs, centre: Centre, co
     own = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
     capture = centre == "mean" and not own and is_cached(samples * tokens * largest, first.device)
     observed = replayed(key, run, inputs, capture)
-    rows = observed.numbers.tolist()
-    return [converted(observed.form, lambda _, row=iter(row): next(row)) for row in rows], observed.branches
+    rows = map(iter, observed.numbers.tolist())
+    return [converted(observed.form, lambda _, row=row: next(row)) for row in rows], observed.branches
 
 
 def _samples(structure: Any, at: slice) -> Any:
@@ -264,7 +265,7 @@ class _Observer:
         return left, elsewhere
 
     def _layer_numbers(self, index: int, record: BlockRecord) -> LayerNumbers[PerSample]:
-        net, arch, layer = self.net, self.net.arch, self.net.weights.layers[index]
+        net, arch = self.net, self.net.arch
         active, before = active_heads(arch, index), record.halves[0].before
         visible = self.settings.visible[arch.mask_of(index)]
         norms = self.layer_norms[index]
@@ -279,7 +280,7 @@ class _Observer:
             oscillation, factor = self._oscillation(index, before, visible, norms)
         if arch.norm == "none" and arch.mlp == "none":
             exact = self._exact_factor(index, before, Delta)
-        attention = factor_of(Delta, norms) if active else torch.full_like(unknown, -torch.inf)
+        attention = _attention_factor(Delta, norms) if active else torch.full_like(unknown, -torch.inf)
         # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
         smallest, defect = torch.zeros_like(unknown), torch.zeros_like(unknown)
         if active:
@@ -355,7 +356,7 @@ class _Observer:
         else:
             mask = torch.ones(together.shape[:2], dtype=torch.bool, device=out.device)
             logs = _log_about_argmin(State.of(together, mask))
-        added, before = logs.split(len(out))
+        added, before = torch.split(logs, len(out))
         return torch.where(before == -torch.inf, -torch.inf, added - before + Delta.log)
 
     def sizes(self, state: State) -> TokenSizes[PerSample]:
@@ -371,10 +372,7 @@ class _Observer:
             return logs_of(size, R.log).clamp(min=LOWEST).masked_fill(equal, -torch.inf)
 
         mu = of_residual(torch.linalg.vector_norm(R.value, dim=(1, 2)))
-        if self.centre == "mean":
-            residual = of_residual(NORMS["composite"](R.value))
-        else:
-            residual = _log_about_argmin(state)
+        residual = of_residual(NORMS["composite"](R.value)) if self.centre == "mean" else _log_about_argmin(state)
         composite = logs_of(NORMS["composite"](all_tokens.value), unit)
         frobenius = logs_of(torch.linalg.vector_norm(all_tokens.value, dim=(1, 2)), unit)
         noise = (mu.abs() > FARTHEST) & ~equal | mu.isnan()
@@ -491,7 +489,7 @@ class _NormsOnDevice:
                 torch.tensor([mlp.spectral, mlp.up, mlp.gate, mlp.down], dtype=torch.float64),
             )
         ]
-        there = torch.cat(parts).to(like.device).split([len(part) for part in parts])
+        there = torch.split(torch.cat(parts).to(like.device), [len(part) for part in parts])
         return tuple(cls(*there[start : start + 4]) for start in range(0, len(there), 4))
 
 
@@ -524,7 +522,9 @@ def _dobrushin(Delta: Float[Tensor, "batch head token token"]) -> Float[Tensor, 
     if Delta.shape[-1] > MANY:
         return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)
     if Delta.device.type == "cpu":
-        return dobrushin(Delta)
+        few = 1 < Delta.shape[-1] <= FEW  # of two rows each pair once, not twice as metrics do for whole batches
+        pairs = [torch.pdist(rows, 1.0).amax() / 2 for rows in Delta.flatten(0, 1)] if few else []
+        return torch.stack(pairs).view(Delta.shape[:2]) if pairs else dobrushin(Delta)
     return torch.cdist(Delta, Delta, p=1.0).amax((-2, -1)) / 2  # NaN of a head that holds NaN
 
 
@@ -542,7 +542,7 @@ def _combined(columns: Tensor, rows: Tensor, norms: _NormsOnDevice) -> PerSample
     return product_of(0.5 * first, 0.5 * second)
 
 
-def factor_of(Delta: Scaled, norms: _NormsOnDevice) -> PerSample:
+def _attention_factor(Delta: Scaled, norms: _NormsOnDevice) -> PerSample:
     """The factor of `factors.py` with `M_h = (I - 11^T/n) P_h` as measured."""
     M = (Delta.value - Delta.value.mean(-2, keepdim=True)).abs()
     columns, rows = (M.sum(axis).amax(-1).log() + Delta.log[:, None] for axis in (-2, -1))

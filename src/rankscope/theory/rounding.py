@@ -96,11 +96,13 @@ def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesi
     """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
     decided = []
     for same in zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True):
-        numbers, rooms = [hypothesis.number for hypothesis in same], [hypothesis.room for hypothesis in same]
-        off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
-        clear = all(room == math.inf or room > off for room in rooms)
-        worst = min(same, key=lambda hypothesis: hypothesis.room)
-        decided.append(replace(worst, met=all(hypothesis.met for hypothesis in same) and clear))
+        worst, met = same[0], all(hypothesis.met for hypothesis in same)
+        if any(hypothesis.room != math.inf for hypothesis in same):  # measured
+            numbers = [hypothesis.number for hypothesis in same]
+            off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
+            worst = min(same, key=lambda hypothesis: hypothesis.room)
+            met = met and all(hypothesis.room == math.inf or hypothesis.room > off for hypothesis in same)
+        decided.append(worst if worst.met == met else replace(worst, met=met))
     return decided
 
 

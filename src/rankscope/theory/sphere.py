@@ -40,7 +40,7 @@ from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, times
 from rankscope.theory.masked_attention import connected, log_shrink, log_smallest, positive
-from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
+from rankscope.theory.theorem import Evaluation, averaging, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost, value_parts
 
 ORTHOGONAL = 1e-9  # How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer
@@ -123,13 +123,6 @@ def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
 
-def _refused(facts: Facts, fixed: list[Hypothesis]) -> Evaluation | None:
-    """Why nothing is said where the network itself is of another kind, before anything is computed of its tokens."""
-    if all(hypothesis.met for hypothesis in fixed):
-        return None
-    return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
-
-
 def _evaluation(facts: Facts, bounds: list[float], fixed: list[Hypothesis]) -> Evaluation:
     def measured(upto: int) -> list[Hypothesis]:
         return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
@@ -173,7 +166,7 @@ def _least_cosine(X: Float[Tensor, "token width"]) -> float:
 def cosines(facts: Facts) -> Evaluation:
     """mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor(t/r)/2), cosines not negative"""
     fixed, delta = _on_sphere(facts)
-    if refused := _refused(facts, fixed):
+    if refused := refusal(facts, fixed):
         return refused
     least = facts.of_tokens("least cosine", lambda: _least_cosine(facts.X))
     fixed.append(needs.at_least("smallest cosine at layer 0", least, 0))
@@ -186,7 +179,7 @@ def full_rank(facts: Facts) -> Evaluation:
     layers = range(1, facts.depth + 1)
     start = next((layer for layer in layers if facts.sizes[layer].cosine >= NOT_NEGATIVE), None)
     (fixed, delta), N = _on_sphere(facts), facts.token_count
-    if refused := _refused(facts, fixed):
+    if refused := refusal(facts, fixed):
         return refused
     rank = facts.of_tokens("rank", lambda: float(torch.linalg.matrix_rank(facts.X)))
     fixed += [
@@ -233,7 +226,7 @@ def in_hemisphere(facts: Facts) -> Evaluation:
     """mu <= length sqrt((N-1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r)"""
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     (fixed, delta), alpha = _on_sphere(facts), 0.0
-    if refused := _refused(facts, fixed):
+    if refused := refusal(facts, fixed):
         return refused
     radius, N, bounds = facts.graph.radius, facts.token_count, [math.inf] * facts.depth
     if float(lengths.min()) > 0 and radius is not None:
