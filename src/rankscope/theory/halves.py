@@ -119,15 +119,21 @@ def _ratio(state: State, other: State) -> PerSample:
     return torch.where(above == -torch.inf, -torch.inf, above - below)
 
 
+def _gains(weights: Sequence[NormWeights]) -> Float[Tensor, "layer width"] | None:
+    """|gain| of the norm of each layer, one where a layer has none; None where no layer has one."""
+    like = next((layer.gain for layer in weights if layer.gain is not None), None)
+    if like is None:
+        return None
+    return torch.stack([torch.ones_like(like) if layer.gain is None else layer.gain for layer in weights]).abs()
+
+
 def rank_loss(arch: Architecture, weights: Sequence[NormWeights], like: PerSample) -> Tensor:
     """The most that the norm of each layer can take from the affine rank; gains that `CLEAR` cannot see count as zero.
     On the device of `like`."""
-    gains = [layer.gain for layer in weights if layer.gain is not None]
-    norm = norm_of(arch.norm)
+    norm, gain = norm_of(arch.norm), _gains(weights)
     least = 2.0 if norm is not None and norm.centred else 1.0
-    if not gains:
+    if gain is None:
         return torch.full_like(like[:1], least)
-    gain = torch.stack(gains).abs()
     return (gain <= 1e-5 * gain.amax(-1, keepdim=True)).sum(-1) + least
 
 
@@ -145,8 +151,8 @@ def norm_stretch(arch: Architecture, weights: Sequence[NormWeights], state: Stat
     least = torch.linalg.vector_norm(Y, dim=-1).amin(-1)
     square = 2 * (least.log() + state.log) - log(entries)
     sd = torch.logaddexp(square, torch.full_like(square, log(arch.norm_eps))) / 2
-    gains = [layer.gain for layer in weights if layer.gain is not None]
-    stretch = of_samples(torch.stack(gains).abs().amax(-1).log(), sd) - sd if gains else -sd
+    gain = _gains(weights)
+    stretch = -sd if gain is None else of_samples(gain.amax(-1).log(), sd) - sd
     return stretch.masked_fill(sd == -torch.inf, torch.inf)
 
 

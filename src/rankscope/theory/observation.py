@@ -127,7 +127,8 @@ def observe_batch(
     first, settings = inputs.first, inputs.settings
     observed, branches = _observation(net, inputs, centre, copies, norms)
     start = net.prepared(X, padding)[0][:, : settings.valid.shape[1]].cpu()
-    visible = {mask: settings.visible[mask][:, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
+    masks = dict.fromkeys(map(net.arch.mask_of, range(net.arch.layers)))
+    visible = {mask: settings.visible[mask][:, 0].cpu() for mask in masks}
     layer_norms = norms.of_layers(net)
 
     def facts(sample: int, copy: int) -> Facts:
@@ -423,7 +424,8 @@ class _Kept:
                 self._read_states([state], state)
         else:
             self._read_states(states, stack)
-        for _, group in groupby(self.waiting, lambda layer: form_of(layer[1])):
+        mixes = observer.net.arch.mixes
+        for _, group in groupby(self.waiting, lambda layer: (mixes(layer[0]), form_of(layer[1]))):
             indices, halves, averaging = zip(*group, strict=True)
             stack = stacked(halves)
             layers = [observer.net.weights.layers[index] for index in indices]

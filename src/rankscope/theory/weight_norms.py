@@ -145,11 +145,9 @@ def squared_bound(B: Matrices, squarings: int | None = None) -> Norms:
     g, sizes = lost(n), []
     count = next(count for most, count in SQUARINGS if n <= most) if squarings is None else squarings
     for _ in range(count):
-        size = torch.linalg.vector_norm(B, dim=(-2, -1))
-        size = size.masked_fill(size == 0, 1.0)
-        B = B / size[..., None, None]
+        sizes.append(torch.linalg.vector_norm(B, dim=(-2, -1)))
+        B = B / sizes[-1].masked_fill(sizes[-1] == 0, 1.0)[..., None, None]
         B = B @ B.mT
-        sizes.append(size)
     bound = torch.linalg.vector_norm(B, dim=(-2, -1)) * (1 + g)
     for size in reversed(sizes):
         bound = size * (bound + g).sqrt() * (1 + g)
