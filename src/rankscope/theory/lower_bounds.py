@@ -58,7 +58,7 @@ from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, minus, plus, sized, times
 from rankscope.theory.sphere import of_one_length, one_length
 from rankscope.theory.theorem import Evaluation, by_layer, refusal, theorem
-from rankscope.theory.weight_norms import lost
+from rankscope.theory.weight_norms import lost, of_heads
 
 
 def _skips(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
@@ -88,7 +88,7 @@ UNREACHED = 1e-14  # Directions that rows of length one reach by less than this 
 def _written(facts: Facts, index: int) -> Tensor:
     """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are small."""
     layer = facts.net.weights.layers[index]
-    parts = [layer.attention.output.weight[list(active_heads(facts.arch, index))].flatten(0, 1)]
+    parts = [of_heads(layer.attention.output.weight, active_heads(facts.arch, index), 0).flatten(0, 1)]
     if facts.arch.mlp != "none":
         parts.append(facts.net.blocks[index].mlp.down.weight)
     rows = torch.cat(parts).double()

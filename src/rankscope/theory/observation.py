@@ -48,7 +48,7 @@ from rankscope.theory.halves import half_facts
 from rankscope.theory.hypotheses import SOFTMAX, normed_sums, skips
 from rankscope.theory.logs import TEN, clipped, log, logs_of, product_of, sized, sum_of
 from rankscope.theory.replayed import Observation, form_of, replayed, stacked, tensors_of
-from rankscope.theory.weight_norms import LayerNorms, WeightNorms
+from rankscope.theory.weight_norms import LayerNorms, WeightNorms, of_heads
 
 MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
 NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it is called noise
@@ -270,8 +270,8 @@ class _Observer:
         active, before = active_heads(arch, index), record.halves[0].before
         visible = self.settings.visible[arch.mask_of(index)]
         norms = self.layer_norms[index]
-        Delta = Scaled(_picked(record.attention.Delta.value, active), record.attention.Delta.log)
-        P = _picked(self._matrix(net.blocks[index], record), active)
+        Delta = Scaled(of_heads(record.attention.Delta.value, active), record.attention.Delta.log)
+        P = of_heads(self._matrix(net.blocks[index], record), active)
         tau = logs_of(_dobrushin(Delta.value), Delta.log[:, None])
         averaging = clipped(sum_of(product_of(tau, norms.spectral)))
         unknown = torch.full_like(before.log, math.nan)
@@ -320,13 +320,13 @@ class _Observer:
             return nothing, nothing
         (x, R), w = self._about(state), self.net.weights.layers[index].attention
         dq, dk = deviation_heads(R, w.query, arch), deviation_heads(R, w.key, arch)
-        E = _picked(dq.value, active) / arch.divisor @ _picked(dk.value, active).mT
+        E = of_heads(dq.value, active) / arch.divisor @ of_heads(dk.value, active).mT
         hidden = ~visible
         osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
         size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[:, None, None]
         size = size.masked_fill(osc <= 0, -torch.inf)  # [batch, head, token]
         grown = _log_expm1(size)
-        most = _picked(self._log_most(index, x, dk, visible), active)
+        most = of_heads(self._log_most(index, x, dk, visible), active)
         return size.amax((1, 2)), _combined(grown.logsumexp(-1) + most, grown.amax(-1), norms)
 
     def _log_most(self, index: int, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, "batch head"]:
@@ -346,9 +346,9 @@ class _Observer:
         """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
         arch, active, w = self.net.arch, active_heads(self.net.arch, index), self.net.weights.layers[index].attention
         R = sized(state.centred()[1])
-        values = _picked(deviation_heads(R, w.value, arch).value, active)
+        values = of_heads(deviation_heads(R, w.value, arch).value, active)
         head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
-        out = head_outputs @ _picked(w.output.weight, active, axis=0).flatten(0, 1)
+        out = head_outputs @ of_heads(w.output.weight, active, axis=0).flatten(0, 1)
         together = torch.cat([out, R.value])
         if self.centre == "mean":
             apart = together - together[:, :1]  # equal ones are zero exactly
@@ -493,13 +493,6 @@ class _NormsOnDevice:
         ]
         there = torch.split(torch.cat(parts).to(like.device), [len(part) for part in parts])
         return tuple(cls(*there[start : start + 4]) for start in range(0, len(there), 4))
-
-
-def _picked(t: Tensor, active: Sequence[int], axis: int = 1) -> Tensor:
-    """The entries of the active heads; a list of them would have to cross to where the tensor is."""
-    if len(active) == t.shape[axis]:
-        return t
-    return torch.stack([t.select(axis, head) for head in active], axis) if active else t.narrow(axis, 0, 0)
 
 
 def _log_about_argmin(state: State) -> PerSample:

@@ -69,10 +69,7 @@ class HeadNorms:
             return [cls(*torch.zeros(4, 0, dtype=torch.float64)) for _ in layers]
 
         def stacked(weights: Sequence[Tensor], chosen: Sequence[int], axis: int) -> Tensor:
-            parts = [weight.movedim(axis, 0) for weight in weights]
-            if list(chosen) != list(range(len(parts[0]))):
-                parts = [torch.stack([part[head] for head in chosen]) for part in parts]
-            return torch.stack([part.double() for part in parts])
+            return torch.stack([of_heads(weight.movedim(axis, 0), chosen, 0).double() for weight in weights])
 
         values = stacked([w.value.weight for w in attention], of_keys, 1)
         outputs = stacked([w.output.weight for w in attention], heads, 0)
@@ -97,6 +94,13 @@ class HeadNorms:
             return -torch.inf, -torch.inf
         columns, rows = (float((self.logs["scores"] + self.logs[name]).max()) for name in ("columns", "rows"))
         return columns, rows
+
+
+def of_heads(t: Tensor, heads: Sequence[int], axis: int = 1) -> Tensor:
+    """The entries of some heads along an axis; a list of them would have to cross to where the tensor is."""
+    if list(heads) == list(range(t.shape[axis])):
+        return t
+    return torch.stack([t.select(axis, head) for head in heads], axis) if heads else t.narrow(axis, 0, 0)
 
 
 def upward(value: Norms, share: float, zero: Tensor) -> Norms:
