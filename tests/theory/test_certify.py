@@ -299,6 +299,19 @@ def test_a_pass_whose_questions_are_answered_beforehand_gives_the_same(net: Tran
     assert after.equals(before) and not presumed.violations(X).any() and len(asked.answers) > 50
 
 
+def test_presumed_answers_that_are_wrong_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, without its graph: recorded, presumed, and with tokens of another kind recorded anew."""
+    inputs = [X, X, X, 1e3 * X, 1e3 * X, X, torch.zeros_like(X), X]
+    expected = [certify(NET, tokens).table for tokens in inputs]
+    monkeypatch.setattr("rankscope.theory.replayed.waits", lambda like: True)
+    for tokens, table in zip(inputs, expected, strict=True):
+        found = certify(NET, tokens).table
+        for name in ("met", "vacuous", "below_floor"):
+            assert found[name].equals(table[name])
+        for name in ("log10_bound", "log10_measured"):
+            assert found[name].drop_nulls().to_list() == pytest.approx(table[name].drop_nulls().to_list(), rel=1e-9)
+
+
 class Decompositions(TorchDispatchMode):
     """Counts what norms of weights are made of: triangles and eigenvalues of matrices."""
 

@@ -206,8 +206,9 @@ def affine_ranks(state: State) -> tuple[PerSample, PerSample]:
     unknown = torch.linalg.cholesky_ex(lifted - least * eye).info != 0
     if not must_compute("halves.ranks", unknown.any()):
         return plain, plain
-    # On the CPU: elsewhere a decomposition of one matrix takes longer than of a few there.
-    values = torch.linalg.svdvals(R[unknown].cpu())[:, :most]
+    # On the CPU: elsewhere a decomposition of one matrix takes longer than of a few there. Numbers that are none, as
+    # where a shortcut was presumed wrongly (`replayed.py`), are refused elsewhere.
+    values = torch.linalg.svdvals(R[unknown].nan_to_num(0.0, 0.0, 0.0).cpu())[:, :most]
     shares = values / values.amax(-1, keepdim=True).clamp(min=TINY) / max(tokens, width)
     counts = ((shares > limit).sum(-1).to(plain) for limit in (CLEAR, EPS))
     clear, rank = (plain.masked_scatter(unknown, count) for count in counts)

@@ -61,7 +61,7 @@ from rankscope.theory.theorem import Evaluation, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost, of_heads
 
 
-def _skips(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
+def _skips(facts: Facts, factor: Callable[[HalfFacts[float]], float]) -> Evaluation:
     fixed = [needs.above("|weight| of the skips", min(needs.skips(facts.arch)), 0), *branches_recorded(facts)]
     factors = [
         times(*(log_factor for half in layer.halves for log_factor in (factor(half), half.log_norm)))

@@ -45,7 +45,8 @@ class CachedObservation:
     """What is remembered of observations of one network over tokens of one shape."""
 
     answers: Answers
-    run: "Callable[[Any], tuple[Observation, Tensor]] | None" = None  # With answers presumed; None until it is made
+    run: "Callable[[Any], tuple[Observation, Tensor]] | None" = None
+    """With answers presumed; None until it is made. It holds the network: no other comes to lie in its place."""
     changes: int = 0
 
 
@@ -63,7 +64,7 @@ def replayed(key: Hashable, run: Observing, inputs: Any, capture: bool) -> Obser
         capture: Whether a CUDA graph may be made of it.
     """
     like = tensors_of(inputs)[0]
-    if like.device.type == "cpu":
+    if not waits(like):
         return run(inputs)
     cached = _cached.get(key)
     if cached is not None:
@@ -80,6 +81,11 @@ def replayed(key: Hashable, run: Observing, inputs: Any, capture: bool) -> Obser
     while len(_cached) > MOST_GRAPHS:
         _cached.popitem(last=False)
     return result
+
+
+def waits(like: Tensor) -> bool:
+    """True if the host waits for answers about tensors that are where this one is."""
+    return like.device.type != "cpu"
 
 
 def _prepared(
