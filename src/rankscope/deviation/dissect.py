@@ -1,8 +1,8 @@
 """A pass in deviation arithmetic that records what happened inside each block: what theorems ask about.
 
-Called by `theory/observation.py`. `dissect` runs the rules of `rules.py` (perturbed, if a seed is given) with
-a recorder mixed in, which notes what every norm, branch and sum gave while a block is traversed; after each
-block the notes become one `HalfRecord` per half of the block.
+Called by `theory/observation.py`. `dissect` runs the rules of `rules.py` with a recorder mixed in, which notes what
+every norm, branch and sum gave while a block is traversed; after each block the notes become one `HalfRecord` per half
+of the block. Perturbed copies of the samples may go along in the same batch.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Values
+from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
@@ -39,7 +40,9 @@ class HalfRecord(NamedTuple):
     total: State  # the sum of all that is added to the skip
     summed: State  # the skip plus `total`
     after: State  # the sum, through the norm of a post-norm block
-    torn: bool = False  # True if a norm gave a sign to a token that is zero but for rounding, in this block or before
+    torn: Tensor | bool = False
+    """True for samples where a norm gave a sign to a token that is zero but for rounding, in this block or before; only
+    a pass with perturbed copies looks for that."""
 
 
 class BlockRecord(NamedTuple):
@@ -85,7 +88,7 @@ class _Recorder:
 
     def halves(self) -> tuple[HalfRecord, ...]:
         """The notes of one block, half by half."""
-        torn = isinstance(self, PerturbedDeviation) and bool(self.losses.torn)  # only a perturbed pass looks for that
+        torn = isinstance(self, PerturbedDeviation) and self.losses.torn
         records = []
         for half, before, out, summed in self.sums:
             kinds = (branch.part for branch in half.branches)
@@ -105,26 +108,26 @@ class _RecordedPerturbed(_Recorder, PerturbedDeviation):
 
 
 def starting_state(
-    net: Transformer, X: Tensor, seed: int | None = None, padding: Tensor | None = None
+    net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None = None
 ) -> tuple[State, PassSettings]:
-    """The state and settings that a pass starts from, the padding of its one sample cut off; with a seed, perturbed
-    (`perturbation.py`), since the split into a common token and deviations rounds as any rule does."""
+    """The state and settings that a pass starts from, padding cut off, of which samples that go together have the same;
+    after all samples perturbed copies of them (`perturbation.py`), since the split into a common token and deviations
+    rounds as any rule does."""
+    X, padding = X.repeat(1 + copies, 1, 1), None if padding is None else padding.repeat(1 + copies, 1)
     X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
     settings = net.settings(X, valid)
-    if not bool(valid.all()):
+    if padding is not None and not bool(valid.all()):
         # Masks stay those of all positions: whom tokens see may depend on how many there are (`bigbird`, `strided`).
-        n = int(valid.sum())
+        n = int(valid[0].sum())
         X, valid, settings = X[:, :n], valid[:, :n], settings.first(n)
-    if seed is None:
+    if not copies:
         return State.of(X, valid), settings
-    noise = Perturbation(seed)
+    noise = Perturbation(copies=copies)
     X = X if net.weights.positions is None else noise.perturb(X)  # a sum, which was rounded
     return noise.of(State.of(X, valid)), settings
 
 
-def dissect(
-    net: Transformer, X: Tensor, seed: int | None = None, padding: Tensor | None = None
-) -> Iterator[BlockRecord]:
+def dissect(net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None = None) -> Iterator[BlockRecord]:
     """What each block did to tokens, part by part: one record at a time, as the pass goes on.
 
     Nothing is checked here: there must be a token and no cross-attention, of which there are no records, as
@@ -133,8 +136,8 @@ def dissect(
     Args:
         net: The network, taken in float64.
         X: Its input tokens `[batch, token, width]`.
-        seed: Makes the pass perturbed in its last digits, by random numbers of this seed.
-        padding: `[1, token]`, True at padding, which is in no record: then X is one sample.
+        copies: So many copies of all samples go along after them in the batch, perturbed in their last digits.
+        padding: `[batch, token]`, True at padding, which is in no record: then all samples have as many tokens.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
@@ -143,10 +146,24 @@ def dissect(
     ['attention', 'mlp']
     """
     net = net.to(torch.float64)
-    state, settings = starting_state(net, X, seed, padding)
-    recorded, perturbed = _RecordedDeviation, _RecordedPerturbed
-    rules = recorded(net.arch, settings) if seed is None else perturbed(net.arch, settings, seed)
+    state, settings = starting_state(net, X, copies, padding)
+    yield from records(net, state, recording_rules(net, settings, copies))
+
+
+RecordingRules = _RecordedDeviation | _RecordedPerturbed
+
+
+def recording_rules(net: Transformer, settings: PassSettings, copies: int = 0) -> RecordingRules:
+    """Rules for one pass of samples and copies, which note what every part of a block gave."""
+    if copies:
+        return _RecordedPerturbed(net.arch, settings, copies=copies)
+    return _RecordedDeviation(net.arch, settings)
+
+
+def records(net: Transformer, state: State, rules: RecordingRules) -> Iterator[BlockRecord]:
+    """What each block does from a `starting_state` on, as `dissect` gives it."""
     for block in net.blocks:
+        at_layer(block.index)
         rules.forget()
         state, P, heads, *_ = traverse(block, rules, state)
         yield BlockRecord(state, P, heads, rules.halves())

@@ -19,7 +19,7 @@ from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.norms import has_rule, normalise
-from rankscope.deviation.replay import can_replay, replay_cache, weights_key
+from rankscope.deviation.replay import can_replay, replay_cache, waits, weights_key
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
@@ -117,12 +117,11 @@ def propagate(
 
 def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
     """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
-    net, tokens = inputs.net, inputs.tokens
+    net = inputs.net
     yield restored(DeviationStep(0, inputs.state, None), inputs.order)
-    replays = tokens.device.type == "cuda" and not (inputs.doubled or inputs.by_rows)
-    if replays and can_replay(net, *tokens.shape[:2], net.arch.layers):
-        key = ("layers", weights_key(net))
-        steps = iter(replay_cache.run(key, partial(_all_blocks, net), inputs.tensors))
+    replays = not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
+    if replays and can_replay(net, *inputs.tokens.shape[:2], net.arch.layers):
+        steps = iter(replay_cache.run(("layers", weights_key(net)), partial(_all_blocks, net), inputs.tensors))
     else:
         steps = _block_by_block(inputs)
     for step in steps:

@@ -42,7 +42,7 @@ class CachedComputation:
     answers: Answers
     run: Callable[[Any], tuple[Any, Tensor]] | None = None
     """The function with answers presumed: what it gives, and its violations. On a GPU a captured graph; None until it
-    is made."""
+    is made. It holds the network: no other comes to lie in its place."""
     size: int = 0  # bytes of what its graph gives
     changes: int = 0  # how often a violation changed the answers
 
@@ -60,7 +60,7 @@ class ReplayCache:
     computations: OrderedDict[Hashable, CachedComputation] = field(default_factory=OrderedDict)
     pool: Any = None  # memory that all graphs share for their intermediate tensors
 
-    def run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any) -> Result:
+    def run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True) -> Result:
         """`function(inputs)`, recorded, presumed or replayed as the module's docstring says.
 
         Args:
@@ -68,6 +68,7 @@ class ReplayCache:
             function: Computes nested tuples, dicts and dataclasses of tensors; anything else among them must be the
                 same each time.
             inputs: Nested tuples, dicts and dataclasses of tensors.
+            capture: Whether a graph may be made of the function.
         """
         inputs = converted(inputs, lambda t: t)  # without what is cached with its parts, which would not be asked again
         full_key = (key, form(inputs))
@@ -81,7 +82,7 @@ class ReplayCache:
             return result
         self.computations.move_to_end(full_key)
         if cached.run is None:
-            self._prepare(cached, function, inputs)
+            self._prepare(cached, function, inputs, capture)
         assert cached.run is not None
         result, violations = cached.run(inputs)
         if bool(violations.any()):
@@ -95,7 +96,9 @@ class ReplayCache:
         self.computations.clear()
         self.pool = None
 
-    def _prepare(self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any) -> None:
+    def _prepare(
+        self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any, capture: bool
+    ) -> None:
         """Make `cached.run`: the function with answers presumed, captured on a GPU."""
         answers, like = cached.answers, tensors_of(inputs)[0]
         kept: list[Tensor] = []  # lives as long as `run`, which the graph's replay holds
@@ -107,7 +110,7 @@ class ReplayCache:
             return result, asking.violations(like)
 
         cached.run = run
-        if not self.captures(inputs):
+        if not (capture and self.captures(inputs)):
             return
         try:
             cached.run, cached.size = self._captured(run, inputs)
@@ -152,6 +155,19 @@ class ReplayCache:
 
 replay_cache = ReplayCache()
 """The process's cache."""
+
+
+def replayed(key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True) -> Result:
+    """`function(inputs)`, where the host would wait for its questions by the process's `ReplayCache`; arguments are
+    those of `ReplayCache.run`."""
+    if not waits(tensors_of(inputs)[0]):
+        return function(inputs)
+    return replay_cache.run(key, function, inputs, capture)
+
+
+def waits(like: Tensor) -> bool:
+    """True if the host waits for answers about tensors that are where this one is."""
+    return like.device.type != "cpu"
 
 
 def can_replay(net: Transformer, samples: int, tokens: int, held: int) -> bool:

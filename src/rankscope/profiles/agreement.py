@@ -73,7 +73,8 @@ def checked_floats(
             # What both passes are blind to, as the 1e-20 that a weight of attention lacks of one, is at most the floor.
             # Of zeros nothing is known but of a single token, which differs from none.
             exact_zero = (reading.value == 0) & _spread(layer.valid.sum(-1) <= 1, error) & (metric.of == "tokens")
-            error = torch.maximum(error, reading.floor / reading.value.abs()).masked_fill(exact_zero, 0.0)
+            blind = (reading.floor / reading.value.abs()).nan_to_num(nan=torch.inf)
+            error = torch.maximum(error, blind).masked_fill(exact_zero, 0.0)
             reading = replace(reading, floor=torch.zeros_like(reading.floor))
         unsure = error > AGREED
         reading = replace(reading, digits=_digits(reading, error))

@@ -12,13 +12,14 @@ One row per theorem, sample and layer:
 | `below_floor`    | the measured side is rounding: passes that round otherwise differ on it            |
 | `vacuous`        | met, but it says no more than is known anyway                                      |
 | `why`            | the hypotheses that are not met, with their numbers                                |
-| `hypotheses`     | all of them: in words, the number found, the limit, and whether it is met          |
+| `hypotheses`     | in words, the number found, the limit, and whether it is met; where the            |
+|                  | architecture fails one already, those of the architecture alone                    |
 
 An upper bound is vacuous when it is as large as the tokens themselves, a lower bound when it is zero.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
@@ -27,15 +28,16 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import valid_tokens
+from rankscope.nets import Architecture
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
 from rankscope.runs.tables import SavedTable
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
-from rankscope.theory.facts import Centre, Facts
+from rankscope.theory.facts import Centre
 from rankscope.theory.hypotheses import outside, own_objects
 from rankscope.theory.logs import TEN
-from rankscope.theory.observation import observe
+from rankscope.theory.observation import Passes, observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
 from rankscope.theory.theorem import Theorem
 from rankscope.theory.weight_norms import WeightNorms
@@ -212,33 +214,53 @@ def certify(
         raise TheoremError(f"{message}: certify one sample at a time, without its padding", subject="padding")
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
-    for sample, empty in enumerate(~valid):
-        left_out = empty if bool(empty.any()) else None
-        copies = [
-            observe(net, X[sample], centre, norms, seed, left_out)  # type: ignore[arg-type]
-            for seed in (None, *range(COPIES))
-        ]
-        marked = noisy_layers(copies)
-        for theorem in chosen:
-            rows += _rows(theorem, copies, marked, sample)
-        if progress is not None:
-            progress(sample + 1, len(X))
+    memo: dict[Any, Any] = {}
+    arithmetic = ""
+    for start, stop, left_out in _batches(net.arch, X, valid):
+        batch = observe_batch(
+            net, X[start:stop], centre, norms, COPIES, left_out, memo, start  # type: ignore[arg-type]
+        )  # fmt: skip
+        for sample, passes in enumerate(batch, start):
+            arithmetic, marked = passes.facts[0].arithmetic, noisy_layers(passes)
+            for theorem in chosen:
+                rows += _rows(theorem, passes, marked, sample)
+            if progress is not None:
+                progress(sample + 1, len(X))
     names = [theorem.name for theorem in chosen]
     table = pl.DataFrame(rows, schema=SCHEMA)
     table = table.sort(pl.col("theorem").cast(pl.Enum(names)), "sample", "layer")
-    description = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
+    same = original_net.dtype == net.dtype  # then the weights have been read for it, if they ever were
+    description = {"architecture": net.arch.to_dict(), "fingerprint": (original_net if same else net).fingerprint}
     checks = {"centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist()}
     checks |= {"network_device": str(original_net.device), "network_dtype": str(original_net.dtype)}
-    manifest = manifest_of(description, str(net.device), variant, copies[0].arithmetic, names, checks)
+    manifest = manifest_of(description, str(net.device), variant, arithmetic, names, checks)
     return Certificates(table, manifest)
 
 
-def _rows(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int) -> list[dict[str, Any]]:
-    rows, upper = [], theorem.kind == "upper"
-    for layer, layer_bound in enumerate(layer_bounds(theorem, copies, marked), 1):
+AT_ONCE = {"cpu": 2**30}
+"""Bytes that samples may take that go through the network together, by device; 2^34 elsewhere."""
+
+
+def _batches(arch: Architecture, X: Tensor, valid: Tensor) -> Iterator[tuple[int, int, Tensor | None]]:
+    """(first sample, the one after the last, their padding) of batches of samples that have equally many tokens, so
+    that none has padding in the pass, and that fit into memory."""
+    counts, n = valid.sum(-1).tolist(), X.shape[1]
+    attention, hidden = 12 * arch.heads * n * n, n * (16 * arch.layers * arch.width + 4 * arch.mlp_width)
+    most = max(1, AT_ONCE.get(X.device.type, 2**34) // ((1 + COPIES) * 8 * max(1, attention + hidden)))
+    start = 0
+    while start < len(counts):
+        same = next((k for k in range(start, len(counts)) if counts[k] != counts[start]), len(counts))
+        stop = min(same, start + most)
+        yield start, stop, None if counts[start] == n else ~valid[start:stop]
+        start = stop
+
+
+def _rows(theorem: Theorem, passes: Passes, marked: Sequence[bool], sample: int) -> list[dict[str, Any]]:
+    rows, upper, sizes = [], theorem.kind == "upper", passes.facts[0].sizes
+    for layer, layer_bound in enumerate(layer_bounds(theorem, passes, marked), 1):
         unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]
         met, bound, measured = not unmet, layer_bound.bound / TEN, layer_bound.measured / TEN
-        size = copies[0].sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
+        size = sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
         # Two zeros, or two infinities, are equal.
         slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
         known = met and not math.isnan(slack)

@@ -36,7 +36,7 @@ from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, log_expm1, plus, times
-from rankscope.theory.theorem import Evaluation, Theorem, averaging, averaging_bound, by_layer, theorem
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, averaging_bound, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import EPS
 
 ROOT = 1.2564  # e^x <= 1 + 2x up to here (the root is 1.25643...)
@@ -50,10 +50,8 @@ def log_gamma(layer: LayerFacts) -> float:
 
 def log_beta(layer: LayerFacts) -> float:
     """log of the safe beta of Thm 2.3."""
-    if not len(layer.heads.scores):
-        return -math.inf
-    scores, columns, rows = (part.log() for part in (layer.heads.scores, layer.heads.columns, layer.heads.rows))
-    return times(0.5 * float((scores + columns).max()), 0.5 * float((scores + rows).max()))
+    columns, rows = layer.heads.log_beta
+    return times(0.5 * columns, 0.5 * rows)
 
 
 def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:
@@ -86,11 +84,13 @@ def attention_hypotheses(facts: Facts) -> list[Hypothesis]:
 
 
 def _pure(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation:
-    bases = [log_base(facts, layer, 0.0 if gamma_is_one else log_gamma(layer)) for layer in facts.layers]
     fixed = [*needs.pure_attention(facts.arch), *attention_hypotheses(facts)]
     if heads is not None:
         most = max((len(layer.heads.scores) for layer in facts.layers), default=0)
         fixed.append(needs.equal("heads", most, heads))
+    if refused := refusal(facts, fixed):
+        return refused
+    bases = [log_base(facts, layer, 0.0 if gamma_is_one else log_gamma(layer)) for layer in facts.layers]
 
     def moving(upto: int) -> list[Hypothesis]:
         hypotheses = averaging(facts, upto)
@@ -125,19 +125,17 @@ def log_lipschitz(facts: Facts, layer: LayerFacts) -> float:
 def with_mlp(facts: Facts) -> Evaluation:
     """||res|| <= (4 gamma beta H lambda / sqrt d)^((3^L - 1)/2) ||res X||^(3^L), lambda of the MLPs"""
     arch = facts.arch
-    gated = arch.mlp in ("gated", "experts")
     fixed = [
         needs.no_skip(arch),
         needs.no_norm(arch),
         needs.at_least("MLPs in a layer", arch.mlp != "none", 1),
-        needs.equal("MLPs that are gated", gated, 0),
+        needs.equal("MLPs that are gated", arch.mlp in ("gated", "experts"), 0),
         needs.equal("branches that run in parallel", arch.parallel, 0),
         *attention_hypotheses(facts),
     ]
-    bases = [math.inf] * facts.depth
-    if not gated:
-        layers = facts.layers
-        bases = [times(log_base(facts, layer, log_gamma(layer)), log_lipschitz(facts, layer)) for layer in layers]
+    if refused := refusal(facts, fixed):
+        return refused
+    bases = [times(log_base(facts, layer, log_gamma(layer)), log_lipschitz(facts, layer)) for layer in facts.layers]
     return averaging_bound(facts, cubed(bases, facts.sizes[0].residual), fixed)
 
 
@@ -145,19 +143,19 @@ def log_cubic(facts: Facts, layer: LayerFacts) -> float:
     """log of c, with kappa from the centre."""
     if not len(layer.heads.scores):
         return -math.inf
-    wide = layer.heads.scores.log() + layer.heads.columns.maximum(layer.heads.rows).log()
     fixed = math.log(4 * len(layer.heads.scores) / facts.arch.divisor)
-    return times(fixed, facts.inflation, log_gamma(layer), float(wide.max()))
+    return times(fixed, facts.inflation, log_gamma(layer), max(layer.heads.log_beta))
 
 
 @theorem("dong2021-skip", "after Dong et al. 2021, section 3", "residual", "upper")
 def with_skip(facts: Facts) -> Evaluation:
     """||res|| <= |w| r + (4 gamma beta H / sqrt d) r^3 at every layer, r the bound before"""
-    arch, r = facts.arch, facts.sizes[0].residual
-    bounds = []
+    arch, r, bounds = facts.arch, facts.sizes[0].residual, []
+    skip = needs.above("|weight of the skip around attention|", abs(arch.attention_skip), 0)
+    fixed = [skip, needs.no_mlp(arch), needs.no_norm(arch), *attention_hypotheses(facts)]
+    if refused := refusal(facts, fixed):
+        return refused
     for layer in facts.layers:
         r = plus(times(log(abs(arch.attention_skip)), r), times(log_cubic(facts, layer), times(r, r, r)))
         bounds.append(r)
-    skip = needs.above("|weight of the skip around attention|", abs(arch.attention_skip), 0)
-    fixed = [skip, needs.no_mlp(arch), needs.no_norm(arch), *attention_hypotheses(facts)]
     return averaging_bound(facts, bounds, fixed)

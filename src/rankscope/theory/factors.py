@@ -27,7 +27,7 @@ from rankscope.theory.dong2021 import attention_hypotheses
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, averages, pure_attention, softmax
 from rankscope.theory.logs import times
-from rankscope.theory.theorem import Evaluation, averaging_bound, theorem
+from rankscope.theory.theorem import Evaluation, averaging_bound, refusal, theorem
 
 CENTRED = {"mean": 0.0, "argmin": 2e-5}
 """What a residual may be above the smallest, which linear programmes find to 1e-5: a quotient is off by as much."""
@@ -43,8 +43,8 @@ def product(start: float, factors: list[float]) -> list[float]:
 
 
 def _by_factors(facts: Facts, factors: list[float], of_attention: list[Hypothesis]) -> Evaluation:
-    bounds = product(facts.sizes[0].residual, factors)
-    return averaging_bound(facts, bounds, [*pure_attention(facts.arch), *of_attention])
+    fixed = [*pure_attention(facts.arch), *of_attention]
+    return refusal(facts, fixed) or averaging_bound(facts, product(facts.sizes[0].residual, factors), fixed)
 
 
 @theorem("oscillation", "this project", "residual", "upper")

@@ -4,17 +4,21 @@ All sizes are natural logs, read in deviation arithmetic, so that a theorem can 
 where a kernel has no rule there the pass runs in float64, and what only deviation arithmetic can say is NaN. Tokens
 are those of one sample without its padding, masks those of its pass, padding and all. Every number may be off by
 rounding: `rounding.py` has several passes'.
+
+Numbers are taken of a whole batch, on the device that the network is on (`observation.py`); then each of the classes
+below that is a `Generic[Number]` holds tensors with an entry for each sample. A theorem gets floats.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Generic, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State
-from rankscope.deviation.attention import DeviationPattern
 from rankscope.nets import Architecture, MaskGraph, Transformer
 from rankscope.nets.graphs import matrix_graph
 from rankscope.nets.masks import Mask
@@ -23,62 +27,86 @@ from rankscope.theory.logs import log
 from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
 Centre = Literal["mean", "argmin"]
+Number = TypeVar("Number")  # A float, or a tensor of one float for each sample
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class TokenSizes:
+class TokenSizes(Generic[Number]):
     """Sizes of the tokens at one layer, as natural logs."""
 
-    residual: float  # `||X - 1 x^T||_{1,inf}` about the chosen centre
-    mu: float  # `||X - 1 mean^T||_F`
-    diameter: float  # The largest distance between two tokens, in the 2-norm
-    of_tokens: dict[str, float]  # The same measure of the tokens themselves, to compare each quantity with
-    shortest: float
-    longest: float  # Lengths of the shortest and the longest token
-    cosine: float  # The smallest cosine between two tokens, as it is
-    log_cosine_gap: float  # log(1 - the smallest cosine), to full precision
-    noise: bool  # Whether these are rounding noise, as far as one pass can tell
-    state: State  # The tokens themselves
-    float64_difference: float = 0.0
-    """How far float64's deviation is from this one, as a share of it, where float64 can see."""
+    residual: Number  # `||X - 1 x^T||_{1,inf}` about the chosen centre
+    mu: Number  # `||X - 1 mean^T||_F`
+    diameter: Number  # The largest distance between two tokens, in the 2-norm
+    of_tokens: dict[str, Number]  # The same measure of the tokens themselves, to compare each quantity with
+    shortest: Number
+    longest: Number  # Lengths of the shortest and the longest token
+    cosine: Number  # The smallest cosine between two tokens, as it is
+    log_cosine_gap: Number  # log(1 - the smallest cosine), to full precision
+    noise: Number  # Whether these are rounding noise, as far as one pass can tell
 
 
 @dataclass(frozen=True)
-class HalfFacts:
+class HalfFacts(Generic[Number]):
     """What a skip and its branches did to the deviation, in the Frobenius norm."""
 
     weight: float  # The weight of the skip
-    log_gain: float  # c: `||res(branch)|| / ||res(X)||`
-    alignment: float
+    log_gain: Number  # c: `||res(branch)|| / ||res(X)||`
+    alignment: Number
     """`<res(branch), res(X)> / ||res(X)||^2`: how much of X's own deviation the branch adds or takes away."""
-    log_norm: float  # `||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none
-    log_longest: float  # The longest token of the branch
-    branch: Scaled  # res(branch) `[1, token, width]`
-    log_stretch: float
+    log_norm: Number
+    """`||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none."""
+    log_longest: Number  # The longest token of the branch
+    log_stretch: Number
     """Differences between tokens grow at most so much, by measured factors of each part (`factors.py`)."""
-    ranks: tuple[tuple[int, int, int], ...]  # Each norm's (affine rank before, after, the most it may take away)
-    clear: bool  # Whether the ranks after are plain: no singular value lies where rounding decides if it counts
-    vanished: bool
+    ranks: tuple[tuple[Number, Number, Number], ...]
+    """Each norm's (affine rank before, after, the most it may take away)."""
+    clear: Number  # Whether the ranks after are plain: no singular value lies where rounding decides if it counts
+    vanished: Number
     """Whether a norm met a token that is zero but for rounding: it leaves one that is zero, and makes one
     that is rounding, or underflowed, as long as any."""
 
 
 @dataclass(frozen=True)
-class LayerFacts:
+class LayerNumbers(Generic[Number]):
+    """What a layer did to these tokens."""
+
+    log_oscillation: Number  # The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows
+    log_oscillation_factor: Number
+    """Factors of the composite residual through attention (`factors.py`), from loose to exact."""
+    log_attention_factor: Number
+    log_exact_factor: Number
+    log_averaging: Number  # `sum_h tau_h ||W_h||_2`, tau Dobrushin's coefficient
+    log_smallest: Number  # The smallest attention weight on an edge of the mask
+    row_sum_defect: Number
+
+
+@dataclass(frozen=True)
+class LayerFacts(LayerNumbers[float]):
     """Norms of one layer's weights, and what the layer did to these tokens."""
 
     heads: HeadNorms
     mlp: MLPNorms
-    log_oscillation: float  # The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows
-    log_oscillation_factor: float
-    """Factors of the composite residual through attention (`factors.py`), from loose to exact."""
-    log_attention_factor: float
-    log_exact_factor: float
-    log_averaging: float  # `sum_h tau_h ||W_h||_2`, tau Dobrushin's coefficient
-    log_smallest: float  # The smallest attention weight on an edge of the mask
-    row_sum_defect: float
-    attention: DeviationPattern
-    halves: tuple[HalfFacts, ...]
+    halves: tuple[HalfFacts[float], ...]
+
+
+@dataclass(frozen=True)
+class MaskFacts:
+    """What theorems ask about whom tokens see in a layer."""
+
+    graph: MaskGraph
+    views: int  # How many sets of visible tokens differ
+
+    @classmethod
+    def of(cls, M: Bool[Tensor, "token token"]) -> "MaskFacts":
+        """The facts of a mask, computed once for equal masks."""
+        return _mask_facts(len(M), M.numpy().tobytes())
+
+
+@lru_cache(maxsize=16)
+def _mask_facts(n: int, entries: bytes) -> MaskFacts:
+    M = torch.from_numpy(np.frombuffer(entries, dtype=np.bool_).reshape(n, n).copy())
+    return MaskFacts(matrix_graph(M), len(set(map(bytes, M.numpy()))) if n else 1)
 
 
 @dataclass(frozen=True)
@@ -88,13 +116,32 @@ class Facts:
     net: Transformer
     centre: Centre
     arithmetic: str
-    X: Float[Tensor, "token width"]  # The tokens at layer 0, float64
-    first: State  # The same as a common token and deviations
+    sample: int  # Its number in the batch
+    X: Float[Tensor, "token width"]  # The tokens at layer 0, float64, on the CPU
+    first: State  # The same as a common token and deviations, where the network is
     visible: dict[str | Mask, Bool[Tensor, "token token"]]
     """Whom these tokens see by each mask, in the order of layers, on the CPU: as they ran, among any padding."""
-    sizes: tuple[TokenSizes, ...]  # By layer, 0 the input
+    sizes: tuple[TokenSizes[float], ...]  # By layer, 0 the input
     layers: tuple[LayerFacts, ...]
     norms: WeightNorms
+    branches: tuple[tuple[Scaled, ...], ...] = ()
+    """By layer and half, res(branch) `[1, token, width]`, where the network is; empty where a norm follows a sum or a
+    branch, so that no theorem asks for them."""
+    memo: dict[Hashable, Any] = field(default_factory=dict)
+    """Shared by the facts of all samples and passes of one call, of the same network."""
+
+    def of_network(self, name: str, compute: Callable[[], Result]) -> Result:
+        """A number that depends on the network alone, computed once for all samples and passes."""
+        return self._once(name, compute)
+
+    def of_tokens(self, name: str, compute: Callable[[], Result]) -> Result:
+        """A number that depends on the tokens at layer 0 alone, computed once for all passes."""
+        return self._once((name, self.sample), compute)
+
+    def _once(self, key: Hashable, compute: Callable[[], Result]) -> Result:
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return cast(Result, self.memo[key])
 
     @property
     def arch(self) -> Architecture:
@@ -119,12 +166,12 @@ class Facts:
     @cached_property
     def graph(self) -> MaskGraph:
         """The mask of the first layer as a graph on these tokens."""
-        return matrix_graph(self.mask)
+        return MaskFacts.of(self.mask).graph
 
     @cached_property
     def distinct_views(self) -> int:
         """The most different sets of visible tokens in any layer: 1 where all tokens see the same."""
-        return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in self.visible.values())
+        return max(MaskFacts.of(M).views for M in self.visible.values())
 
     @property
     def inflation(self) -> float:

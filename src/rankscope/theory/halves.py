@@ -1,137 +1,182 @@
-"""What a skip and its branches did to the deviation: gains, alignment, stretches and ranks, measured."""
+"""What a skip and its branches did to the deviation: gains, alignment, stretches and ranks, measured.
+
+Everything is taken of a batch: the samples of one layer, or those of several layers of one form, one layer after the
+other. Nothing here waits for a device, but where the rank of some tokens is not plain (`affine_ranks`).
+"""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rankscope.deviation import HalfRecord, Scaled, State
 from rankscope.deviation.activations import VALUES
+from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import REACH
 from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.weights import Layer, Linear
 from rankscope.shapes import Float
 from rankscope.theory.facts import HalfFacts
-from rankscope.theory.logs import log, log_of, plus, sized, times
-from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, MLPNorms, lost
+from rankscope.theory.logs import clipped, log, logs_of, product_of, sized, sum_of
+from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, lost, squared_bound
 
 VANISHED = 1e-11  # A token this much shorter than the longest may be what rounding left of zero
 CLEAR = 1e-6
 """What a norm finds counts as rank above this (times the size of the matrix): more than rounding may be of it
 before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""
+PerSample = Float[Tensor, " batch"]
 
 
-def half_facts(arch: Architecture, layer: Layer, half: HalfRecord, averaging: float, mlp: MLPNorms) -> HalfFacts:
-    """The facts of one half of a block (a skip and its branches); `averaging` is the log of the factor by which
-    attention shrinks distances, `mlp` the MLP's constants."""
+def half_facts(
+    arch: Architecture, layers: Sequence[Layer], half: HalfRecord, averaging: PerSample, mlp: Float[Tensor, "layer 4"]
+) -> tuple[HalfFacts[PerSample], Scaled]:
+    """(the facts of one half of a block, a skip and its branches; res(branch)).
+
+    Args:
+        arch: The architecture.
+        layers: The weights of each layer that the samples are of, as many samples of each.
+        half: What the half did.
+        averaging: The log of the factor by which attention shrinks distances.
+        mlp: Norms of each layer's MLP: `MLPNorms`' spectral, up, gate and down.
+    """
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
-    alignment, square = 0.0, float(R.value.square().sum())
-    if square > 0:
-        step = math.exp(min(float(F.log[0] - R.log[0]), 600.0))
-        alignment = float((R.value * F.value).sum()) / square * step
+    square = R.value.square().sum((1, 2))
+    step = (F.log - R.log).clamp(max=600.0).exp()
+    alignment = (R.value * F.value).sum((1, 2)) / square.masked_fill(square == 0, 1.0) * step
+    alignment = alignment.masked_fill(square == 0, 0.0)
     all_tokens = sized(Scaled.plain(half.total.tokens(half.total.log)))
-    longest = torch.linalg.vector_norm(all_tokens.value[0], dim=-1).max()
-    stretches = [log(abs(half.weight))]
-    ranks: list[tuple[int, int, int]] = []
-    clear, vanished = True, half.torn
+    longest = torch.linalg.vector_norm(all_tokens.value, dim=-1).amax(-1)
+    stretches = [torch.full_like(square, log(abs(half.weight)))]
+    ranks: list[tuple[PerSample, PerSample, PerSample]] = []
+    clear, vanished = torch.ones_like(square, dtype=torch.bool), torch.zeros_like(square, dtype=torch.bool) | half.torn
 
-    def normed(weights: NormWeights, before: State, after: State) -> float:
+    def normed(weights: Sequence[NormWeights], before: State, after: State) -> PerSample:
         """Note the ranks around a norm, and give its stretch."""
         nonlocal clear, vanished
-        known = singular_values(after)
-        rank, plain_rank = int((known > EPS).sum()), int((known > CLEAR).sum())
-        ranks.append((int((singular_values(before) > CLEAR).sum()), rank, rank_loss(arch, weights)))
-        clear = clear and plain_rank == rank
-        vanished = vanished or _vanishes(arch, before)
+        plain_before, _ = affine_ranks(before)
+        plain_rank, rank = affine_ranks(after)
+        ranks.append((plain_before, rank, of_samples(rank_loss(arch, weights, square), square)))
+        clear = clear & (plain_rank == rank)
+        vanished = vanished | _vanishes(arch, before)
         return norm_stretch(arch, weights, before)
 
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
-        stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
+        alone = arch.norm == "none" and arch.mlp == "none"
+        stretches.append(averaging if alone else torch.full_like(square, math.nan))
     for branch in half.branches:
-        own_norm = layer.attention_norm if branch.kind == "attention" else layer.mlp_norm
-        after = layer.attention_after if branch.kind == "attention" else layer.mlp_after
-        stretch = averaging if branch.kind == "attention" else _mlp_stretch(arch, layer, branch.inside, mlp)
+        attends = branch.kind == "attention"
+        stretch = averaging if attends else _mlp_stretch(arch, layers, branch.inside, mlp)
         if branch.inside is not half.before:
-            stretch = times(stretch, normed(own_norm, half.before, branch.inside))
+            own_norms = [layer.attention_norm if attends else layer.mlp_norm for layer in layers]
+            stretch = product_of(stretch, normed(own_norms, half.before, branch.inside))
         if branch.out is not branch.raw:
-            raw = branch.raw.tidy()
-            stretch = times(stretch, normed(after, raw, branch.out))
-            if branch.kind == "attention":
-                w = layer.attention
-                most = w.value.weight.norm() * w.output.weight.norm() * branch.inside.scaled_tokens[0].norm()
-                vanished = vanished or _vanishes(arch, raw, log(float(most)) + float(branch.inside.log[0]))
+            raw, inside = branch.raw.tidy(), branch.inside
+            after_norms = [layer.attention_after if attends else layer.mlp_after for layer in layers]
+            stretch = product_of(stretch, normed(after_norms, raw, branch.out))
+            if attends:
+                parts = [(layer.attention.value.weight, layer.attention.output.weight) for layer in layers]
+                of_weights = torch.stack([value.norm() * output.norm() for value, output in parts])
+                size = torch.linalg.vector_norm(inside.scaled_tokens, dim=(1, 2)) * of_samples(of_weights, square)
+                vanished = vanished | _vanishes(arch, raw, size.log() + inside.log)
         stretches.append(stretch)
-    stretch, log_norm = plus(*stretches), 0.0
+    stretch, log_norm = clipped(sum_of(torch.stack(stretches, -1))), torch.zeros_like(square)
     if half.after is not half.summed:
         log_norm = _ratio(half.after, half.summed)
-        own_norm = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
-        stretch = times(stretch, normed(own_norm, half.summed, half.after))
-    return HalfFacts(
-        half.weight, _ratio(half.total, half.before), alignment, log_norm,
-        log_of(longest, all_tokens.log[0] + half.total.log[0]), F, stretch,
-        tuple(ranks), clear, vanished,
+        attends = half.branches[0].kind == "attention"
+        own_norms = [layer.attention_norm if attends else layer.mlp_norm for layer in layers]
+        stretch = product_of(stretch, normed(own_norms, half.summed, half.after))
+    log_longest = logs_of(longest, all_tokens.log + half.total.log)
+    log_gain = _ratio(half.total, half.before)
+    facts = HalfFacts(
+        half.weight, log_gain, alignment, log_norm, log_longest, stretch, tuple(ranks), clear, vanished
     )  # fmt: skip
+    return facts, F
 
 
-def _vanishes(arch: Architecture, state: State, beside: float | None = None) -> bool:
-    """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another,
+def of_samples(of_layers: Tensor, like: PerSample) -> PerSample:
+    """Numbers of layers, one for all or one for each, as numbers of the samples of one layer after the other."""
+    return of_layers.to(like).repeat_interleave(len(like) // len(of_layers))
+
+
+def _vanishes(arch: Architecture, state: State, beside: PerSample | None = None) -> Tensor:
+    """True where a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another,
     or beside the log of what it is the sum of: what it makes of one is a direction of full length or none,
     and with few entries passes that round otherwise may agree on it by chance."""
-    norm, all_tokens = norm_of(arch.norm), state.scaled_tokens[0]
+    norm, all_tokens = norm_of(arch.norm), state.scaled_tokens
     lengths = torch.linalg.vector_norm(all_tokens if norm is None else norm.centre(all_tokens), dim=-1)
     if beside is None:
-        beside = log(float(torch.linalg.vector_norm(all_tokens, dim=-1).max())) + float(state.log[0])
+        beside = torch.linalg.vector_norm(all_tokens, dim=-1).amax(-1).log() + state.log
     least = log(VANISHED) + beside
-    return log(float(lengths.min())) + float(state.log[0]) <= least and log(arch.norm_eps) < 2 * least
+    return (lengths.amin(-1).log() + state.log <= least) & (log(arch.norm_eps) < 2 * least)
 
 
-def _ratio(state: State, other: State) -> float:
+def _ratio(state: State, other: State) -> PerSample:
     """log of `mu(state) / mu(other)`; zero over zero is zero."""
     residuals = [sized(tokens.centred()[1]) for tokens in (state, other)]
-    above, below = (log_of(R.value.norm(), R.log[0]) for R in residuals)
-    return -math.inf if above == -math.inf else above - below
+    above, below = (logs_of(torch.linalg.vector_norm(R.value, dim=(1, 2)), R.log) for R in residuals)
+    return torch.where(above == -torch.inf, -torch.inf, above - below)
 
 
-def rank_loss(arch: Architecture, weights: NormWeights) -> int:
-    """The most that a norm can take from the affine rank; gains that `CLEAR` cannot see count as zero."""
-    gain = weights.gain
-    gone = 0 if gain is None else int((gain.abs() <= 1e-5 * gain.abs().max()).sum())
-    norm = norm_of(arch.norm)
-    return (2 if norm is not None and norm.centred else 1) + gone
+def _gains(weights: Sequence[NormWeights]) -> Float[Tensor, "layer width"] | None:
+    """|gain| of the norm of each layer, one where a layer has none; None where no layer has one."""
+    like = next((layer.gain for layer in weights if layer.gain is not None), None)
+    if like is None:
+        return None
+    return torch.stack([torch.ones_like(like) if layer.gain is None else layer.gain for layer in weights]).abs()
 
 
-def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> float:
+def rank_loss(arch: Architecture, weights: Sequence[NormWeights], like: PerSample) -> Tensor:
+    """The most that the norm of each layer can take from the affine rank; gains that `CLEAR` cannot see count as zero.
+    On the device of `like`."""
+    norm, gain = norm_of(arch.norm), _gains(weights)
+    least = 2.0 if norm is not None and norm.centred else 1.0
+    if gain is None:
+        return torch.full_like(like[:1], least)
+    return (gain <= 1e-5 * gain.amax(-1, keepdim=True)).sum(-1) + least
+
+
+def norm_stretch(arch: Architecture, weights: Sequence[NormWeights], state: State) -> PerSample:
     """log of `max|gain| / min sd`: no two of these tokens end further apart than so many times their distance
-    (`||u/|u| - v/|v||| <= ||u - v|| / sqrt(|u||v|)`, eps being one more coordinate)."""
+    (`||u/|u| - v/|v||| <= ||u - v|| / sqrt(|u||v|)`, eps being one more coordinate). `weights` are those of each
+    layer that the samples are of."""
     norm = norm_of(arch.norm)
     if norm is None:
-        return 0.0
+        return torch.zeros_like(state.log)
     if norm.length is not None:
-        return math.inf  # nothing is known of a length of one's own
-    Y = norm.centre(state.scaled_tokens[0])
+        return torch.full_like(state.log, torch.inf)  # nothing is known of a length of one's own
+    Y = norm.centre(state.scaled_tokens)
     entries = Y.shape[-1] if norm.averaged else 1
-    least = float(torch.linalg.vector_norm(Y, dim=-1).min())
-    sd = plus(2 * (log(least) + float(state.log[0])) - log(entries), log(arch.norm_eps)) / 2
-    gain = 1.0 if weights.gain is None else float(weights.gain.abs().max())
-    return math.inf if sd == -math.inf else log(gain) - sd
+    least = torch.linalg.vector_norm(Y, dim=-1).amin(-1)
+    square = 2 * (least.log() + state.log) - log(entries)
+    sd = torch.logaddexp(square, torch.full_like(square, log(arch.norm_eps))) / 2
+    gain = _gains(weights)
+    stretch = -sd if gain is None else of_samples(gain.amax(-1).log(), sd) - sd
+    return stretch.masked_fill(sd == -torch.inf, torch.inf)
 
 
-def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms) -> float:
+def _mlp_stretch(
+    arch: Architecture, layers: Sequence[Layer], state: State, norms: Float[Tensor, "layer 4"]
+) -> PerSample:
     """log of the Lipschitz constant in the 2-norm; of a gated MLP, on these tokens."""
-    w = layer.mlp
-    if w is None:
-        return math.inf  # of a mixture of experts: tokens that choose others may end anywhere
-    if w.gate is None:
-        return log(norms.spectral)
-    if float(torch.maximum(state.x.log_size(), state.R.log_size())[0]) > REACH:
-        return math.inf  # beyond what ordinary tokens can hold: no factor, not a small one
-    X, slope = state.tokens()[0], LIPSCHITZ[arch.activation]
-    (up, up_off), (gate, gate_off) = _projected(X, w.up), _projected(X, w.gate)
-    # An activation that is all but closed here, or underflows, may be open by as much as its gate is off.
-    opened = float((VALUES[arch.activation](gate).abs() + slope * gate_off).max()) + TINY
-    steepest = slope * float((up.abs() + up_off).max())
-    return log(norms.down * (opened * norms.up + steepest * norms.gate))
+    if layers[0].mlp is None:
+        # Of a mixture of experts: tokens that choose others may end anywhere.
+        return torch.full_like(state.log, torch.inf)
+    if layers[0].mlp.gate is None:
+        return of_samples(norms[:, 0].log(), state.log)
+    X, slope, samples, factors = state.tokens(), LIPSCHITZ[arch.activation], len(state.log) // len(layers), []
+    for index, (layer, (_, of_up, of_gate, of_down)) in enumerate(zip(layers, norms.unbind(), strict=True)):
+        assert layer.mlp is not None and layer.mlp.gate is not None
+        at = slice(index * samples, (index + 1) * samples)
+        (up, up_off), (gate, gate_off) = _projected(X[at], layer.mlp.up), _projected(X[at], layer.mlp.gate)
+        # An activation that is all but closed here, or underflows, may be open by as much as its gate is off.
+        opened = (VALUES[arch.activation](gate).abs() + slope * gate_off).amax((1, 2)) + TINY
+        steepest = slope * (up.abs() + up_off).amax((1, 2))
+        factors.append((of_down * (opened * of_up + steepest * of_gate)).log())
+    # Beyond what ordinary tokens can hold: no factor, not a small one.
+    beyond = torch.maximum(state.x.log_size(), state.R.log_size()) > REACH
+    return torch.cat(factors).masked_fill(beyond, torch.inf)
 
 
 def _projected(X: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
@@ -141,10 +186,30 @@ def _projected(X: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
     return X @ linear.weight + b, off
 
 
-def singular_values(state: State) -> Float[Tensor, " rank"]:
-    """Singular values of the tokens' deviation, divided by the largest and by the size of the matrix: those
-    above eps count for the rank."""
-    R = sized(state.centred()[1]).value[0]
-    s = torch.linalg.svdvals(R)[: max(len(R) - 1, 0)]  # the last is zero, since rows sum to zero
-    largest = s.max().clamp(min=TINY) if len(s) else s.new_ones(())
-    return s / largest / max(R.shape)
+def affine_ranks(state: State) -> tuple[PerSample, PerSample]:
+    """(the affine rank of the tokens as far as it is plain, their affine rank): how many singular values of their
+    deviation, divided by the largest and by the size of the matrix, are above `CLEAR`, and above eps.
+
+    Where even the least of those that are not zero by construction is plainly above `CLEAR`, all count: Cholesky's
+    decomposition of the Gram matrix less its square shows that. Singular values are taken where it fails."""
+    R = sized(state.centred()[1]).value
+    tokens, width = R.shape[1:]
+    most = max(min(tokens - 1, width), 0)  # with as many as there are tokens the last is zero, since rows sum to zero
+    plain = torch.full_like(state.log, most)
+    if not most:
+        return plain, plain
+    gram = R @ R.mT if tokens <= width else R.mT @ R
+    square = squared_bound(gram, squarings=3)[:, None, None]
+    least = 1.01 * (CLEAR * max(tokens, width)) ** 2 * square
+    lifted = gram + square / tokens if tokens <= width else gram  # the direction in which all tokens are equal
+    eye = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
+    unknown = torch.linalg.cholesky_ex(lifted - least * eye).info != 0
+    if not must_compute("halves.ranks", unknown.any()):
+        return plain, plain
+    # On the CPU: elsewhere a decomposition of one matrix takes longer than of a few there. Numbers that are none, as
+    # where a shortcut was presumed wrongly (`replayed.py`), are refused elsewhere.
+    values = torch.linalg.svdvals(R[unknown].nan_to_num(0.0, 0.0, 0.0).cpu())[:, :most]
+    shares = values / values.amax(-1, keepdim=True).clamp(min=TINY) / max(tokens, width)
+    counts = ((shares > limit).sum(-1).to(plain) for limit in (CLEAR, EPS))
+    clear, rank = (plain.masked_scatter(unknown, count) for count in counts)
+    return clear, rank

@@ -5,6 +5,7 @@ since a smaller number would claim more than is proved.
 """
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -70,9 +71,33 @@ def log_expm1(value: float) -> float:
     return x if x > 40 else math.log(math.expm1(x))
 
 
+def clipped(logs: Tensor) -> Tensor:
+    """`within` of every entry."""
+    low = logs.clamp(min=LOWEST).masked_fill(logs == -torch.inf, -torch.inf)  # NaN stays
+    return low.masked_fill(logs > -LOWEST, torch.inf)
+
+
 def log_of(value: Tensor, scale: Tensor) -> float:
     """log of one number held as `e^scale value`."""
     return -math.inf if float(value) == 0 else within(log(float(value)) + float(scale))
+
+
+def logs_of(value: Tensor, scale: Tensor) -> Tensor:
+    """logs of many numbers, held as `e^scale value`."""
+    return clipped(torch.where(value == 0, -torch.inf, value.log() + scale))
+
+
+def sum_of(logs: Tensor, axis: int = -1) -> Tensor:
+    """`plus` along an axis; -inf where there is nothing to add up."""
+    return logs.logsumexp(axis) if logs.shape[axis] else logs.sum(axis) - torch.inf
+
+
+def product_of(*logs: Tensor) -> Tensor:
+    """`times` of every entry."""
+    total = reduce(torch.add, logs)
+    for log_value in logs:
+        total = total.masked_fill(log_value == -torch.inf, -torch.inf)
+    return clipped(total)
 
 
 def sized(x: Scaled) -> Scaled:

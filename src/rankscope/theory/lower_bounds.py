@@ -44,7 +44,7 @@ token first, which takes at most one more away; a gain that is zero takes one; b
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -57,11 +57,11 @@ from rankscope.theory.facts import Facts, HalfFacts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, minus, plus, sized, times
 from rankscope.theory.sphere import of_one_length, one_length
-from rankscope.theory.theorem import Evaluation, by_layer, theorem
-from rankscope.theory.weight_norms import lost
+from rankscope.theory.theorem import Evaluation, by_layer, refusal, theorem
+from rankscope.theory.weight_norms import lost, of_heads
 
 
-def _skips(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
+def _skips(facts: Facts, factor: Callable[[HalfFacts[float]], float]) -> Evaluation:
     fixed = [needs.above("|weight| of the skips", min(needs.skips(facts.arch)), 0), *branches_recorded(facts)]
     factors = [
         times(*(log_factor for half in layer.halves for log_factor in (factor(half), half.log_norm)))
@@ -88,7 +88,7 @@ UNREACHED = 1e-14  # Directions that rows of length one reach by less than this 
 def _written(facts: Facts, index: int) -> Tensor:
     """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are small."""
     layer = facts.net.weights.layers[index]
-    parts = [layer.attention.output.weight[list(active_heads(facts.arch, index))].flatten(0, 1)]
+    parts = [of_heads(layer.attention.output.weight, active_heads(facts.arch, index), 0).flatten(0, 1)]
     if facts.arch.mlp != "none":
         parts.append(facts.net.blocks[index].mlp.down.weight)
     rows = torch.cat(parts).double()
@@ -106,6 +106,16 @@ def _basis(rows: Tensor) -> Tensor:
     return Vh[s > UNREACHED * s.max().clamp(min=1.0)] if len(s) else Vh
 
 
+def _bases(facts: Facts) -> Iterator[Tensor]:
+    """By layer, an orthonormal basis of all that branches write up to it."""
+    width, like = facts.arch.width, facts.net.weights.like
+    basis = torch.zeros(0, width, dtype=torch.float64, device=like.device)
+    for index in range(facts.depth):
+        if len(basis) < width:
+            basis = _basis(torch.cat([basis, _written(facts, index)]))
+        yield basis
+
+
 @theorem("untouched", "this project, after Dong et al. 2021, section 3", "mu", "lower")
 def untouched(facts: Facts) -> Evaluation:
     """mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write"""
@@ -118,14 +128,14 @@ def untouched(facts: Facts) -> Evaluation:
         needs.equal("norms after a branch", sandwich, 0),
         *branches_recorded(facts),
     ]
-    if not all(hypothesis.met for hypothesis in fixed):
-        return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
-    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64, device=facts.X.device), [], []
-    for index in range(facts.depth):
-        if len(basis) < width:
-            basis = _basis(torch.cat([basis, _written(facts, index)]))
-        left.append(width - len(basis))
-        bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
+    if refused := refusal(facts, fixed, of_averages=False):
+        return refused
+    bases = facts.of_network("written", lambda: list(_bases(facts)))
+    left = [width - len(basis) for basis in bases]
+    bounds = [
+        _kept(facts, layer, basis) if directions else -math.inf
+        for layer, (basis, directions) in enumerate(zip(bases, left, strict=True), 1)
+    ]
     moving = [needs.above("directions that no branch writes to", float(directions), 0) for directions in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
 
@@ -134,9 +144,10 @@ def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
     """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write to Q."""
     Q = torch.eye(facts.arch.width, dtype=torch.float64, device=basis.device) - basis.mT @ basis
     kept, written = _log_size(sized(facts.first.centred()[1]), Q, -1), -math.inf
-    for half in (half for layer in facts.layers[:upto] for half in layer.halves):
-        weight = log(abs(half.weight))
-        kept, written = times(kept, weight), plus(times(written, weight), _log_size(half.branch, Q, 1))
+    for layer, branches in zip(facts.layers[:upto], facts.branches, strict=False):
+        for half, branch in zip(layer.halves, branches, strict=True):
+            weight = log(abs(half.weight))
+            kept, written = times(kept, weight), plus(times(written, weight), _log_size(branch, Q, 1))
     return times(minus(kept, written), -math.log1p(lost(facts.arch.width)))  # Q's own norm is one but for this
 
 
@@ -165,6 +176,14 @@ def lambda_skip(facts: Facts) -> Evaluation:
     """mu' >= sqrt((w-c)^2 - ((w s + (w+s) c)/(w-s))^2) / (w+s) mu under a norm"""
     arch, r = facts.arch, facts.sizes[1].mu
     w = abs(arch.attention_skip)
+    fixed = [
+        needs.softmax(arch),
+        needs.no_mlp(arch),
+        needs.above("|weight of the skip|", w, 0),
+        *one_length(facts, centring=True),
+    ]
+    if refused := refusal(facts, fixed, of_averages=False):
+        return refused
     bounds: list[float] = []
     largest: list[float] = []
     for index, layer in enumerate(facts.layers):
@@ -175,12 +194,6 @@ def lambda_skip(facts: Facts) -> Evaluation:
             r = times(r, grown, log_factor(w, s, math.exp(min(half.log_gain, 700.0))))
         bounds.append(r)
         largest.append(max(s, largest[-1] if largest else 0.0))
-    fixed = [
-        needs.softmax(arch),
-        needs.no_mlp(arch),
-        needs.above("|weight of the skip|", w, 0),
-        *one_length(facts, centring=True),
-    ]
 
     def moving(upto: int) -> list[Hypothesis]:
         says = "longest token of a branch, in lengths of a token"

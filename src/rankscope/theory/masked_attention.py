@@ -14,24 +14,26 @@ One head: `B = ||W(0) ... W(t-1)||_2`. Several: each of the `H^t` paths contract
 import math
 
 import torch
+from torch import Tensor
 
 from rankscope.deviation import Scaled
 from rankscope.nets.order import active_heads
+from rankscope.shapes import Float
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, pure_attention
 from rankscope.theory.logs import log, log_of, sized, times
-from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
+from rankscope.theory.theorem import Evaluation, averaging, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
 def log_values(facts: Facts) -> list[float]:
     """The natural log of B at every layer."""
-    arch = facts.arch
+    arch, device = facts.arch, facts.net.device
     logs_by_layer: list[float] = []
     heads = [active_heads(arch, index) for index in range(facts.depth)]
     if all(len(active) == 1 for active in heads):
         # The product as it is computed, and how far from it the true one may be: products can all but cancel.
-        product, g = torch.eye(arch.width, dtype=torch.float64, device=facts.X.device), lost(arch.width)
+        product, g = torch.eye(arch.width, dtype=torch.float64, device=device), lost(arch.width)
         off = scale = 0.0
         for layer, (head,), layer_facts in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
             value, output = value_parts(arch, layer, head)
@@ -39,7 +41,7 @@ def log_values(facts: Facts) -> list[float]:
             off = off * float(layer_facts.heads.spectral[0]) + g * float(product.norm() * W.norm())
             off += g * float(product.norm() * value.norm() * output.norm())
             product = product @ W
-            size = spectral_norm(product) + off
+            size = float(spectral_norm(product)) + off
             if size == 0.0 or not math.isfinite(size):
                 return logs_by_layer + [log(size)] * (facts.depth - len(logs_by_layer))
             product, off, scale = product / size, off / size, scale + math.log(size)
@@ -50,6 +52,12 @@ def log_values(facts: Facts) -> list[float]:
         total = times(total, log(float(layer_facts.heads.spectral.sum())))
         logs_by_layer.append(total)
     return logs_by_layer
+
+
+def log_range(X: Float[Tensor, "token width"]) -> float:
+    """log of `||range X||_2`, the range of every entry over the tokens."""
+    spread = sized(Scaled.plain((X.amax(0) - X.amin(0))[None]))
+    return log_of(spread.value.norm(), spread.log[0])
 
 
 def connected(facts: Facts) -> list[Hypothesis]:
@@ -81,8 +89,10 @@ def log_shrink(log_share: float) -> float:
 def masked(facts: Facts) -> Evaluation:
     """mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)"""
     arch, radius = facts.arch, facts.graph.radius
-    spread = sized(Scaled.plain((facts.X.amax(0) - facts.X.amin(0))[None]))
-    start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.token_count) - math.log(2)
+    fixed = [*pure_attention(arch), averages(arch), *connected(facts)]
+    if refused := refusal(facts, fixed):
+        return refused
+    start = facts.of_tokens("range", lambda: log_range(facts.X)) + 0.5 * math.log(facts.token_count) - math.log(2)
     bounds = []
     for layer, B in enumerate(facts.norms.of_all("values", facts.net, lambda: log_values(facts)), 1):
         if not radius:  # no centre, or one token alone
@@ -91,6 +101,5 @@ def masked(facts: Facts) -> Evaluation:
         rounds = layer // radius
         shrink = log_shrink(radius * log_smallest(facts, layer))
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
-    fixed = [*pure_attention(arch), averages(arch), *connected(facts)]
     hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
     return Evaluation(bounds, hypotheses)

@@ -1,209 +1,541 @@
-"""Runs a network on one sample and collects the `Facts` that the theorems need, layer by layer.
+"""Runs a network on samples and collects the `Facts` that the theorems need, layer by layer.
 
-Called by `certify`, once for each pass. The pass is `deviation.dissect`, with a plain float64 pass beside it
-to check it (`Float64Pass`), or in its place (`float64_records`) for a network without deviation rules. Sizes
-of tokens come from metrics, facts of a layer from here, and facts of each half block from `halves`.
+Called by `certify`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go through the
+network as one batch: `deviation.dissect`, with a plain float64 pass of the samples beside it to check it
+(`Float64Pass`), or in its place (`float64_records`) for a network without deviation rules. While a layer is there its
+attention is read (`_layer_numbers`, `_agreement`); hidden states are kept, and those of several layers are read in one
+go where that spares a GPU kernels (`_Kept`). Numbers stay on the device until the end, and cross over together.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from typing import Any, Generic, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, dissect
+from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies
 from rankscope.deviation.attention import DeviationPattern, common_heads, deviation_heads
-from rankscope.deviation.comparison import state_distance
-from rankscope.deviation.dissect import starting_state
-from rankscope.deviation.perturbation import PerturbedPlain
+from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
+from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation.dissect import recording_rules, records, starting_state
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.perturbation import PerturbedPlain, is_cached
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
+from rankscope.deviation.replay import form, replayed, tensors_of, weights_key
+from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import TokensError
-from rankscope.metrics import Reading, dobrushin, metric
+from rankscope.metrics import dobrushin, metric
+from rankscope.metrics.attention import FEW
 from rankscope.metrics.centre import centred
+from rankscope.metrics.cosine import max_cosine_gap, min_cosine
+from rankscope.metrics.log_readings import FARTHEST
 from rankscope.metrics.residuals import NORMS
-from rankscope.metrics.tokens import tokens, unit_of
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.order import active_heads
+from rankscope.metrics.tokens import Tokens, tokens, tokens_of, unit_of
+from rankscope.nets import Transformer
+from rankscope.nets.norms import NormWeights
+from rankscope.nets.order import active_heads, order
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import Block, changed, traverse
-from rankscope.nets.weights import Layer
+from rankscope.nets.weights import converted
 from rankscope.shapes import Float
-from rankscope.theory.facts import Centre, Facts, LayerFacts, TokenSizes
+from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, Number, TokenSizes
 from rankscope.theory.halves import half_facts
-from rankscope.theory.hypotheses import SOFTMAX
-from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
-from rankscope.theory.weight_norms import HeadNorms, LayerNorms, WeightNorms
+from rankscope.theory.hypotheses import SOFTMAX, normed_sums, skips
+from rankscope.theory.logs import TEN, clipped, log, logs_of, product_of, sized, sum_of
+from rankscope.theory.weight_norms import LayerNorms, WeightNorms, of_heads
 
 MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
 NOISE_SHARE = 1e-3  # The share of rounding in a float64 residual above which it is called noise
+RESOLVED = 1e-4  # The share of the tokens' size by which they must differ for float64 to see it
+WITHIN = 300.0  # The largest |log| of the size of tokens that float64 can hold: 1e+-130
+AT_ONCE = {"cpu": 2**22}
+"""Bytes of hidden states that are read in one go, by device: on the CPU what its cache holds, else 2^30."""
+PerSample = Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True)
+class Agreement(Generic[Number]):
+    """How far perturbed copies and float64 agree with the pass itself on the tokens after a layer."""
+
+    difference: Number  # Of the copies' tokens, the largest, as `state_distance` has it
+    float64_difference: Number
+    """How far float64's deviation is from this one, as a share of it, where float64 can see."""
+    lost: Number  # Whether a token that was not zero before the layer is too short after it
+    undecided: Number  # Whether a copy disagrees on the order of steep scores
+    elsewhere: Number  # Whether a copy attends to other tokens by steep scores
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The facts of one sample: of the pass itself, then of its perturbed copies; and how far they agree."""
+
+    facts: tuple[Facts, ...]
+    agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
 
 
 def observe(
     net: Transformer,
-    X: Tensor,
+    X: Float[Tensor, "token width"],
     centre: Centre = "mean",
     norms: WeightNorms | None = None,
-    seed: int | None = None,
     padding: Tensor | None = None,
 ) -> Facts:
     """Run the network on one sample and collect what the theorems need to know.
 
     Args:
         net: The network, taken in float64.
-        X: The tokens of the sample `[token, width]`.
+        X: The tokens of the sample.
         centre: What residuals are about, the "mean" or the "argmin".
         norms: Cached norms of weights, for a network and its variants.
-        seed: Perturbs the result of every rule in its last digits (`deviation/perturbation.py`). Without one, a
-            float64 pass runs beside it where float64 resolves the residual.
         padding: `[token]`, True at padding: part of the pass, by its masks, and of no fact.
     """
-    net = net.to(torch.float64)
-    X, padding = X[None].to(torch.float64), None if padding is None else padding[None]
-    norms, deviates = WeightNorms() if norms is None else norms, applies(net)
-    first, settings = starting_state(net, X, seed, padding)
-    sizes, layers = [_sizes(first, centre, deviates)], []
-    float64_pass = Float64Pass(net, settings) if deviates and seed is None and not net.arch.parts else None
-    records = dissect(net, X, seed, padding) if deviates else float64_records(net, first, settings, seed)
-    for index, record in enumerate(records):
-        before, size = sizes[-1].state, _sizes(record.state, centre, deviates)
-        if float64_pass is not None:
-            difference = float64_pass.follow(net.blocks[index], before, record.state)
-            size = replace(size, float64_difference=difference)
-        sizes.append(size)
-        layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
-    start = net.prepared(X, padding)[0][0, : settings.valid.shape[1]]
-    visible = {mask: settings.visible[mask][0, 0].cpu() for mask in map(net.arch.mask_of, range(net.arch.layers))}
-    arithmetic = "deviation" if deviates else "float64"
-    return Facts(net, centre, arithmetic, start, first, visible, tuple(sizes), tuple(layers), norms)
+    return observe_batch(net, X[None], centre, norms, 0, None if padding is None else padding[None])[0].facts[0]
 
 
-RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
+def observe_batch(
+    net: Transformer,
+    X: Float[Tensor, "batch token width"],
+    centre: Centre = "mean",
+    norms: WeightNorms | None = None,
+    copies: int = 0,
+    padding: Tensor | None = None,
+    memo: dict[Any, Any] | None = None,
+    first_sample: int = 0,
+) -> list[Passes]:
+    """Run the network on samples of equally many tokens, and on perturbed copies of them.
+
+    Args:
+        net: The network, taken in float64.
+        X: The tokens of the samples.
+        centre: What residuals are about, the "mean" or the "argmin".
+        norms: Cached norms of weights, for a network and its variants.
+        copies: How many copies of each sample are perturbed in the result of every rule (`deviation/perturbation.py`).
+        padding: `[batch, token]`, True at padding: part of the pass, by its masks, and of no fact.
+        memo: Shared by all facts of this network, as `Facts.memo` is.
+        first_sample: The number of the first of these samples among all.
+    """
+    net, norms = net.to(torch.float64), WeightNorms() if norms is None else norms
+    X, memo = X.to(dtype=torch.float64, device=net.device), {} if memo is None else memo
+    deviates = applies(net)
+    inputs = ObservationInputs.of(net, X, copies, padding, norms)
+    first, settings = inputs.first, inputs.settings
+    observed, branches = _observation(net, inputs, centre, copies, norms)
+    start = net.prepared(X, padding)[0][:, : settings.valid.shape[1]].cpu()
+    masks = dict.fromkeys(map(net.arch.mask_of, range(net.arch.layers)))
+    visible = {mask: settings.visible[mask][:, 0].cpu() for mask in masks}
+    layer_norms = norms.of_layers(net)
+
+    def facts(sample: int, copy: int) -> Facts:
+        at = copy * len(X) + sample
+        sizes, layers, _ = observed[at]
+        own = slice(at, at + 1)
+        return Facts(
+            net, centre, "deviation" if deviates else "float64", first_sample + sample, start[sample],
+            _samples(first, own),
+            {mask: matrices[at if len(matrices) > 1 else 0] for mask, matrices in visible.items()}, sizes,
+            tuple(
+                LayerFacts(**vars(numbers), heads=heads, mlp=mlp, halves=halves)
+                for (numbers, halves), (heads, mlp) in zip(layers, layer_norms, strict=True)
+            ),
+            norms, tuple(_samples(of_layer, own) for of_layer in branches), memo,
+        )  # fmt: skip
+
+    return [
+        Passes(tuple(facts(sample, copy) for copy in range(1 + copies)), observed[sample][2])
+        for sample in range(len(X))
+    ]
 
 
-def _read(name: str, state: State) -> Reading:
-    reading = read(metric(name), DeviationStep(0, state, None))
-    assert reading is not None
-    return reading
+@dataclass(frozen=True)
+class ObservationInputs:
+    """All tensors that an observation starts from, but for the weights."""
+
+    first: State
+    settings: PassSettings
+    of_samples: PassSettings  # The settings of a pass of the samples without copies
+    norms: "tuple[_NormsOnDevice, ...]"  # By layer; empty of streamed layers, whose norms are taken as they are read
+
+    @classmethod
+    def of(
+        cls, net: Transformer, X: Tensor, copies: int, padding: Tensor | None, norms: WeightNorms
+    ) -> "ObservationInputs":
+        """The inputs of an observation, as `observe_batch` takes them."""
+        first, settings = starting_state(net, X, copies, padding)
+        own = starting_state(net, X, 0, padding)[1] if copies else settings
+        layers = () if net.streamed else _NormsOnDevice.of_layers(norms.of_layers(net), first.log)
+        return cls(first, settings, own, layers)
 
 
-def _log(name: str, state: State) -> float:
-    return float(_read(name, state).log10[0]) * TEN
+class Observation(NamedTuple):
+    """What a pass gives: the numbers of each sample and copy, how they are arranged, and what branches add."""
+
+    numbers: Float[Tensor, "batch number"]
+    branches: Any
+    arrangement: Any
 
 
-def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
-    if not bool(state.scaled_tokens.isfinite().all()):
-        sentence = "tokens and weights must be finite to be certified; NaN or infinity came out of a layer"
-        raise TokensError(f"{sentence}: certify net.variant(layers=...), the layers before it", subject="X")
-    R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
-    lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
-    unit = (all_tokens.log + state.log)[0]
-    reading = _read("mu", state)
-    residual, mu = _log(RESIDUAL[centre], state), float(reading.log10[0]) * TEN
-    composite, frobenius = (log_of(NORMS[name](all_tokens.value)[0], unit) for name in ("composite", "frobenius"))
-    noise = bool(reading.below_floor[0])
-    if not deviates:
-        noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
-    shortest, longest = log_of(lengths.min(), unit), log_of(lengths.max(), unit)
-    return TokenSizes(
-        residual, mu, diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
-        of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
-        longest=longest, cosine=float(_read("min_cosine", state).value[0]),
-        log_cosine_gap=_log("max_cosine_gap", state), noise=noise, state=state,
-    )  # fmt: skip
+def _observation(net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms) -> Any:
+    """(a list of what `_Observer.run` gives of each sample and copy, as floats; what branches add, by layer)."""
+
+    def run(inputs: ObservationInputs) -> Observation:
+        observer = _Observer(net, inputs, centre, copies, norms)
+        batch = observer.run()
+        columns = tensors_of(batch)
+        whole = [torch.nn.functional.pad(t.double(), (0, len(inputs.first.log) - len(t))) for t in columns]
+        arrangement = converted(batch, lambda _: torch.empty(0))
+        return Observation(torch.stack(whole, 1), tuple(observer.branches), arrangement)
+
+    first = inputs.first.R.value
+    key = ("certify", net.arch if net.streamed else weights_key(net), centre, copies)
+    samples, tokens, width = first.shape
+    largest = max(width, net.arch.mlp_width, net.arch.heads * max(tokens, net.arch.head_width, net.arch.value_width))
+    # Random rows must stay where a graph reads them; linear programmes run on the CPU, and parts of one's own and
+    # experts do not take the same way each time.
+    own = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
+    capture = centre == "mean" and not own and is_cached(samples * tokens * largest, first.device)
+    observed = replayed(key, run, inputs, capture)
+    rows = map(iter, observed.numbers.tolist())
+    return [converted(observed.arrangement, lambda _, row=row: next(row)) for row in rows], observed.branches
 
 
-def _layer(
-    net: Transformer, index: int, record: BlockRecord, settings: PassSettings, norms: LayerNorms, centre: Centre
-) -> LayerFacts:
-    arch, layer = net.arch, net.weights.layers[index]
-    active, before = list(active_heads(arch, index)), record.halves[0].before
-    visible = settings.visible[arch.mask_of(index)][0, 0]
-    Delta = Scaled(record.attention.Delta.value[:, active], record.attention.Delta.log)
-    P = _matrix(net.blocks[index], record, settings)[active]
-    tau = [log_of(coefficient, Delta.log[0]) for coefficient in _dobrushin(Delta.value)]
-    averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
-    oscillation, factor = math.nan, math.nan
-    bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
-    if bilinear and arch.positions in ("none", "absolute"):
-        oscillation, factor = _oscillation(arch, index, layer, before, visible, norms[0], centre)
-    pure = arch.norm == "none" and arch.mlp == "none"
-    return LayerFacts(
-        *norms,
-        log_oscillation=oscillation,
-        log_oscillation_factor=factor,
-        log_attention_factor=_attention_factor(Delta, norms[0]),
-        log_exact_factor=_exact_factor(arch, layer, before, Delta, active, centre) if pure else math.nan,
-        log_averaging=averaging,
+def _samples(structure: Any, at: slice) -> Any:
+    """Some samples of a state or a pattern, whose tensors all begin with the axis of samples."""
+    return converted(structure, lambda t: t[at])
+
+
+def stacked(structures: Sequence[Any]) -> Any:
+    """Structures of one form as one, their tensors one after the other along the samples; None of several forms."""
+    if len(structures) == 1:
+        return structures[0]
+    if len(set(map(form, structures))) > 1:
+        return None
+    columns = iter([torch.cat(column) for column in zip(*map(tensors_of, structures), strict=True)])
+    return converted(structures[0], lambda _: next(columns))
+
+
+class _Observer:
+    """Takes a batch of samples and their perturbed copies through the network and notes the numbers."""
+
+    def __init__(
+        self, net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms
+    ) -> None:
+        self.net, self.centre, self.copies, self.norms, self.inputs = net, centre, copies, norms, inputs
+        self.first, self.settings, self.samples = inputs.first, inputs.settings, len(inputs.first.log) // (1 + copies)
+        self.deviates = applies(net)
+        self.rules = recording_rules(net, self.settings, copies) if self.deviates else None
+        self.float64_pass: Float64Pass | None = None
+        if self.deviates and copies and not net.arch.parts:
+            self.float64_pass = Float64Pass(net, inputs.of_samples)
+        self.layer_norms = list(inputs.norms)
+        self.branches: list[tuple[Scaled, ...]] = []
+
+    def run(self) -> tuple[Any, Any, Any]:
+        """(sizes by layer, (numbers, halves) by layer, agreement by layer), of every sample."""
+        net = self.net
+        if self.rules is not None:
+            passed = records(net, self.first, self.rules)
+        else:
+            passed = float64_records(net, self.first, self.settings, self.copies)
+        kept, before, layers, agreements = _Kept(self), self.first, [], []
+        zero = self.first.log.new_zeros(self.samples)
+        kept.add(self.first)
+        for index, record in enumerate(passed):
+            if net.streamed:
+                self.layer_norms += _NormsOnDevice.of_layers([self.norms.of(net, index)], zero)
+            difference = zero
+            if self.float64_pass is not None:
+                own = slice(0, self.samples)
+                states = _samples(before, own), _samples(record.state, own)
+                difference = self.float64_pass.follow(net.blocks[index], *states)
+            numbers = self._layer_numbers(index, record)
+            layers.append(numbers)
+            agreements.append((difference, *self._patterns(record.attention)))
+            kept.add(record.state, index, record.halves, numbers.log_averaging)
+            before = record.state
+        at_layer(net.arch.layers)
+        kept.flush()
+        agreement = [Agreement(kept.differences[0], zero, zero, zero, zero)]
+        for layer, (difference, *attention) in enumerate(agreements, 1):
+            agreement.append(Agreement(kept.differences[layer], difference, kept.lost[layer], *attention))
+        return tuple(kept.sizes), tuple(zip(layers, kept.halves, strict=True)), tuple(agreement)
+
+    def _patterns(self, pattern: DeviationPattern) -> tuple[Tensor, Tensor]:
+        """(`undecided`, `elsewhere`) of an `Agreement`."""
+        none = torch.zeros(self.samples, dtype=torch.bool, device=pattern.p.device)
+        if not self.copies:
+            return none, none
+        n = self.samples
+        first = _samples(pattern, slice(0, n))
+        if not must_compute("observation.steep", steep_scores(first).any()):
+            return none, none
+        left, elsewhere = none, none
+        for copy in range(1, 1 + self.copies):
+            second = _samples(pattern, slice(copy * n, (copy + 1) * n))
+            left, elsewhere = left | undecided(first, second), elsewhere | attends_elsewhere(first, second.matrix())
+        return left, elsewhere
+
+    def _layer_numbers(self, index: int, record: BlockRecord) -> LayerNumbers[PerSample]:
+        net, arch = self.net, self.net.arch
+        active, before = active_heads(arch, index), record.halves[0].before
+        visible = self.settings.visible[arch.mask_of(index)]
+        norms = self.layer_norms[index]
+        Delta = Scaled(of_heads(record.attention.Delta.value, active), record.attention.Delta.log)
+        P = of_heads(self._matrix(net.blocks[index], record), active)
+        tau = logs_of(_dobrushin(Delta.value), Delta.log[:, None])
+        averaging = clipped(sum_of(product_of(tau, norms.spectral)))
+        unknown = torch.full_like(before.log, math.nan)
+        oscillation, factor, exact = unknown, unknown, unknown
+        bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
+        if bilinear and arch.positions in ("none", "absolute"):
+            oscillation, factor = self._oscillation(index, before, visible, norms)
+        if arch.norm == "none" and arch.mlp == "none":
+            exact = self._exact_factor(index, before, Delta)
+        attention = _attention_factor(Delta, norms) if active else torch.full_like(unknown, -torch.inf)
         # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
-        log_smallest=log(float(P.masked_fill(~visible & (P >= 0), torch.inf).min())) if active else -math.inf,
-        row_sum_defect=float((P.sum(-1) - 1).abs().max()) if active else 0.0,
-        attention=record.attention,
-        halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in record.halves),
-    )
+        smallest, defect = torch.zeros_like(unknown), torch.zeros_like(unknown)
+        if active:
+            smallest = P.masked_fill(~visible & (P >= 0), torch.inf).amin((1, 2, 3)).clamp(min=0.0)
+            defect = (P.sum(-1) - 1).abs().amax((1, 2))
+        return LayerNumbers(oscillation, factor, attention, exact, averaging, smallest.log(), defect)
+
+    def _matrix(self, block: Block, record: BlockRecord) -> Float[Tensor, "batch head token token"]:
+        """P from the tokens themselves, in which small weights are not differences of large ones; from its two
+        parts where tokens have left floating point's range."""
+        if not record.halves[0].branches:
+            return record.attention.matrix()
+        inside, rules = record.halves[0].branches[0].inside.tokens(), Plain(block.arch, self.settings)
+        P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
+        finite = P.isfinite().all(-1).all(-1).all(-1)
+        if can_skip("observation.finite_pattern", finite.all()):
+            return cast(Tensor, P)
+        return torch.where(finite[:, None, None, None], P, record.attention.matrix())
+
+    def _about(self, state: State) -> tuple[Scaled, Scaled]:
+        """(the centre, the deviation about it with its largest entry one)."""
+        mean, R = state.centred()
+        x, R = state.x + mean, sized(R)
+        if self.centre == "mean":
+            return x, R
+        moved = centred(tokens(R.value), "argmin", "composite")
+        return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
+
+    def _oscillation(
+        self, index: int, state: State, visible: Tensor, norms: "_NormsOnDevice"
+    ) -> tuple[PerSample, PerSample]:
+        """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
+        arch, active = self.net.arch, active_heads(self.net.arch, index)
+        if arch.kernel == "uniform" or not active:
+            nothing = torch.full_like(state.log, -torch.inf)
+            return nothing, nothing
+        (x, R), w = self._about(state), self.net.weights.layers[index].attention
+        dq, dk = deviation_heads(R, w.query, arch), deviation_heads(R, w.key, arch)
+        E = of_heads(dq.value, active) / arch.divisor @ of_heads(dk.value, active).mT
+        hidden = ~visible
+        osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
+        size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[:, None, None]
+        size = size.masked_fill(osc <= 0, -torch.inf)  # [batch, head, token]
+        grown = _log_expm1(size)
+        most = of_heads(self._log_most(index, x, dk, visible), active)
+        return size.amax((1, 2)), _combined(grown.logsumexp(-1) + most, grown.amax(-1), norms)
+
+    def _log_most(self, index: int, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, "batch head"]:
+        """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
+        arch, w = self.net.arch, self.net.weights.layers[index].attention
+        q = common_heads(x, w.query, arch)
+        ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
+        if arch.kernel == "gaussian":
+            k = common_heads(x, w.key, arch)
+            ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
+            ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+        scores = ref.explicit() / arch.divisor
+        seen = visible[:, :, 0]  # every row sees the same where this is used
+        return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
+
+    def _exact_factor(self, index: int, state: State, Delta: Scaled) -> PerSample:
+        """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
+        arch, active, w = self.net.arch, active_heads(self.net.arch, index), self.net.weights.layers[index].attention
+        R = sized(state.centred()[1])
+        values = of_heads(deviation_heads(R, w.value, arch).value, active)
+        head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
+        out = head_outputs @ of_heads(w.output.weight, active, axis=0).flatten(0, 1)
+        together = torch.cat([out, R.value])
+        if self.centre == "mean":
+            apart = together - together[:, :1]  # equal ones are zero exactly
+            deviation = sized(Scaled.plain(apart - apart.mean(1, keepdim=True)))
+            logs = logs_of(NORMS["composite"](deviation.value), deviation.log)
+        else:
+            mask = torch.ones(together.shape[:2], dtype=torch.bool, device=out.device)
+            logs = _log_about_argmin(State.of(together, mask))
+        added, before = torch.split(logs, len(out))
+        return torch.where(before == -torch.inf, -torch.inf, added - before + Delta.log)
+
+    def sizes(self, state: State) -> TokenSizes[PerSample]:
+        """The sizes of the tokens of a state."""
+        if not can_skip("observation.finite_tokens", state.scaled_tokens.isfinite().all()):
+            sentence = "tokens and weights must be finite to be certified; NaN or infinity came out of a layer"
+            raise TokensError(f"{sentence}: certify net.variant(layers=...), the layers before it", subject="X")
+        R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.scaled_tokens))
+        lengths = torch.linalg.vector_norm(all_tokens.value, dim=-1)
+        unit, equal = all_tokens.log + state.log, state.R.largest() == 0
+
+        def of_residual(size: Tensor) -> PerSample:
+            return logs_of(size, R.log).clamp(min=LOWEST).masked_fill(equal, -torch.inf)
+
+        mu = of_residual(torch.linalg.vector_norm(R.value, dim=(1, 2)))
+        residual = of_residual(NORMS["composite"](R.value)) if self.centre == "mean" else _log_about_argmin(state)
+        composite = logs_of(NORMS["composite"](all_tokens.value), unit)
+        frobenius = logs_of(torch.linalg.vector_norm(all_tokens.value, dim=(1, 2)), unit)
+        noise = (mu.abs() > FARTHEST) & ~equal | mu.isnan()
+        if not self.deviates:
+            noise = mu - frobenius < log(unit_of(torch.float64) / NOISE_SHARE)
+        shortest, longest = logs_of(lengths.amin(-1), unit), logs_of(lengths.amax(-1), unit)
+        ready, _ = tokens_of(state.scaled_tokens, state.valid.mask, unpadded=True)
+        return TokenSizes(
+            residual, mu, diameter=logs_of(torch.cdist(R.value, R.value).amax((1, 2)), R.log),
+            of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
+            longest=longest, cosine=min_cosine(ready), log_cosine_gap=_log_cosine_gap(state, ready), noise=noise,
+        )  # fmt: skip
 
 
-def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " head"]:
+@dataclass
+class _Kept:
+    """Hidden states that wait to be read: of layers of one form, one after the other along the samples."""
+
+    observer: _Observer
+    states: list[State] = field(default_factory=list)
+    waiting: list[tuple[int, tuple[HalfRecord, ...], PerSample]] = field(default_factory=list)
+    sizes: list[TokenSizes[PerSample]] = field(default_factory=list)  # What was read so far, by layer
+    halves: list[tuple[HalfFacts[PerSample], ...]] = field(default_factory=list)
+    differences: list[PerSample] = field(default_factory=list)
+    lost: list[Tensor] = field(default_factory=list)
+    last: State | None = None  # The last state that was read
+
+    def add(
+        self, state: State, index: int = -1, halves: tuple[HalfRecord, ...] = (), averaging: Tensor | None = None
+    ) -> None:
+        """Keep a state, and what led to it; read all that is kept once it is enough."""
+        self.states.append(state)
+        if averaging is not None:
+            self.waiting.append((index, halves, averaging))
+        bytes_of_layer = sum(t.nbytes for t in tensors_of((state, halves)))
+        if (len(self.states) + 1) * bytes_of_layer > AT_ONCE.get(state.log.device.type, 2**30):
+            self.flush()
+
+    def flush(self) -> None:
+        """Read what is kept."""
+        states, observer = self.states, self.observer
+        if not states:
+            return
+        stack = stacked(states)
+        if stack is None:  # of different forms
+            self._read_states([states[0]], states[0])
+            for state in states[1:]:
+                self._read_states([state], state)
+        else:
+            self._read_states(states, stack)
+        mixes = observer.net.arch.mixes
+        for _, group in groupby(self.waiting, lambda layer: (mixes(layer[0]), form(layer[1]))):
+            indices, halves, averaging = zip(*group, strict=True)
+            stack = stacked(halves)
+            layers = [observer.net.weights.layers[index] for index in indices]
+            mlp = torch.stack([observer.layer_norms[index].mlp for index in indices])
+            read = [half_facts(observer.net.arch, layers, half, torch.cat(averaging), mlp) for half in stack]
+            for number in range(len(indices)):
+                own = slice(number * len(averaging[0]), (number + 1) * len(averaging[0]))
+                self.halves.append(tuple(_samples(facts, own) for facts, _ in read))
+                if _writes_beside_skips(observer.net):
+                    observer.branches.append(tuple(_samples(branch, own) for _, branch in read))
+        self.states, self.waiting = [], []
+
+    def _read_states(self, states: Sequence[State], stack: State) -> None:
+        """Note the sizes of states, one after the other in `stack`, and how far copies agree on them."""
+        observer, total, n = self.observer, len(states[0].log), self.observer.samples
+        sizes = observer.sizes(stack)
+
+        def copy_of(number: int) -> State:
+            chosen = [_samples(state, slice(number * n, (number + 1) * n)) for state in states]
+            return chosen[0] if len(chosen) == 1 else cast(State, stacked(chosen))
+
+        first, difference = copy_of(0), None
+        for copy in range(1, 1 + observer.copies):
+            other = state_distance(first, copy_of(copy))
+            difference = other if difference is None else torch.maximum(difference, other)
+        if difference is None:
+            difference = torch.zeros_like(first.log)
+        own = slice(0, n)
+        before = [states[0] if self.last is None else self.last, *states[:-1]]
+        previous = [_samples(state, own) for state in before]
+        lost = tokens_lost(previous[0] if len(previous) == 1 else cast(State, stacked(previous)), first)
+        for number in range(len(states)):
+            self.sizes.append(_samples(sizes, slice(number * total, (number + 1) * total)))
+            self.differences.append(difference[number * n : (number + 1) * n])
+            self.lost.append(lost[number * n : (number + 1) * n])
+        self.last = states[-1]
+
+
+def _writes_beside_skips(net: Transformer) -> bool:
+    """True if theorems ask for what branches add: beside skips, with no norm after a sum or a branch."""
+    arch = net.arch
+    after = any(branch.after is not None for half in order(arch) for branch in half.branches)
+    return math.prod(skips(arch)) > 0 and not normed_sums(arch) and not after
+
+
+@dataclass(frozen=True)
+class _NormsOnDevice:
+    """Norms of one layer's weights where the network is: logs of those of heads, and of its MLP as they are."""
+
+    columns: Float[Tensor, " head"]
+    rows: Float[Tensor, " head"]
+    spectral: Float[Tensor, " head"]
+    mlp: Float[Tensor, " 4"]  # `MLPNorms`: spectral, up, gate and down
+
+    @classmethod
+    def of_layers(cls, layers: Sequence[LayerNorms], like: Tensor) -> "tuple[_NormsOnDevice, ...]":
+        """The norms of these layers on the device of `like`, where they cross over to in one go."""
+        parts = [
+            part
+            for heads, mlp in layers
+            for part in (
+                *(heads.logs[name] for name in ("columns", "rows", "spectral")),
+                torch.tensor([mlp.spectral, mlp.up, mlp.gate, mlp.down], dtype=torch.float64),
+            )
+        ]
+        there = torch.split(torch.cat(parts).to(like.device), [len(part) for part in parts])
+        return tuple(cls(*there[start : start + 4]) for start in range(0, len(there), 4))
+
+
+def _log_about_argmin(state: State) -> PerSample:
+    """log of `||res X||_{1,inf}` about the minimising centre."""
+    reading = read(metric("residual@argmin"), DeviationStep(0, state, None))
+    assert reading is not None
+    return reading.log10 * TEN
+
+
+def _log_cosine_gap(state: State, ready: Tokens) -> PerSample:
+    """log of the largest `1 - cos(x_i, x_j)`: close tokens' from what their directions differ by."""
+    u = normalise(state, "scale", NormWeights(), 0.0).residual
+    close = logs_of(torch.cdist(u.value, u.value).amax((1, 2)).square() / 2, 2 * u.log)
+    apart = max_cosine_gap(ready).log()
+    equal = state.R.largest() == 0
+    return torch.where(state.x.log > LOWEST, close.masked_fill(equal, -torch.inf), apart)
+
+
+def _dobrushin(Delta: Float[Tensor, "batch head token token"]) -> Float[Tensor, "batch head"]:
     """Dobrushin's coefficient of every head, or among many tokens an upper bound that does not compare all
     pairs of rows: `|a - b| / 2 <= max |a - mean|`."""
     if Delta.shape[-1] > MANY:
-        return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)[0]
-    return dobrushin(Delta)[0]
-
-
-def _matrix(block: Block, record: BlockRecord, settings: PassSettings) -> Float[Tensor, "head token token"]:
-    """P from the tokens themselves, in which small weights are not differences of large ones; from its two
-    parts where tokens have left floating point's range."""
-    if not record.halves[0].branches:
-        return record.attention.matrix()[0]
-    inside, rules = record.halves[0].branches[0].inside.tokens(), Plain(block.arch, settings)
-    P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
-    return P[0] if bool(P.isfinite().all()) else record.attention.matrix()[0]
-
-
-def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:
-    """(the centre, the deviation about it with its largest entry one)."""
-    mean, R = state.centred()
-    x, R = state.x + mean, sized(R)
-    if centre == "mean":
-        return x, R
-    moved = centred(tokens(R.value), "argmin", "composite")
-    return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
-
-
-def _oscillation(
-    arch: Architecture, index: int, layer: Layer, state: State, visible: Tensor, norms: HeadNorms, centre: Centre
-) -> tuple[float, float]:
-    """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
-    active = list(active_heads(arch, index))
-    if arch.kernel == "uniform" or not active:
-        return -math.inf, -math.inf
-    (x, R), w = _about(state, centre), layer.attention
-    dq, dk = deviation_heads(R, w.query, arch), deviation_heads(R, w.key, arch)
-    queries, keys = dq.value[0, active] / arch.divisor, dk.value[0, active]  # [head, token, head_width]
-    E = queries @ keys.mT
-    hidden = ~visible
-    osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
-    size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[0]
-    size = size.masked_fill(osc <= 0, -torch.inf)  # [head, token]
-    grown = _log_expm1(size)
-    columns = grown.logsumexp(-1) + _log_most(arch, layer, x, dk, visible)[active]
-    return float(size.max()), _combined(columns, grown.amax(-1), norms)
-
-
-def _log_most(arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor) -> Float[Tensor, " head"]:
-    """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
-    q, k = common_heads(x, layer.attention.query, arch), common_heads(x, layer.attention.key, arch)
-    ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
-    if arch.kernel == "gaussian":
-        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
-        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
-    scores = ref.explicit()[0] / arch.divisor
-    seen = visible[0]  # every row sees the same where this is used
-    return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
+        return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)
+    if Delta.device.type == "cpu":
+        few = 1 < Delta.shape[-1] <= FEW  # of two rows each pair once, not twice as metrics do for whole batches
+        pairs = [torch.pdist(rows, 1.0).amax() / 2 for rows in Delta.flatten(0, 1)] if few else []
+        return torch.stack(pairs).view(Delta.shape[:2]) if pairs else dobrushin(Delta)
+    return torch.cdist(Delta, Delta, p=1.0).amax((-2, -1)) / 2  # NaN of a head that holds NaN
 
 
 def _log_expm1(size: Tensor) -> Tensor:
@@ -213,33 +545,18 @@ def _log_expm1(size: Tensor) -> Tensor:
     return torch.where(small, size, torch.where(large > 40, large, middle))
 
 
-def _combined(columns: Tensor, rows: Tensor, norms: HeadNorms) -> float:
+def _combined(columns: Tensor, rows: Tensor, norms: _NormsOnDevice) -> PerSample:
     """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
-    sides = zip((columns, rows), (norms.columns.log(), norms.rows.log()), strict=True)
-    first, second = (plus(-math.inf, *map(times, of_M.tolist(), of_W.tolist())) for of_M, of_W in sides)
-    return times(0.5 * first, 0.5 * second)
+    sides = zip((columns, rows), (norms.columns, norms.rows), strict=True)
+    first, second = (clipped(sum_of(product_of(of_M, of_W))) for of_M, of_W in sides)
+    return product_of(0.5 * first, 0.5 * second)
 
 
-def _attention_factor(Delta: Scaled, norms: HeadNorms) -> float:
-    """With `M_h = (I - 11^T/n) P_h` as measured."""
-    if not Delta.value.shape[1]:
-        return -math.inf
-    M = (Delta.value - Delta.value.mean(-2, keepdim=True))[0].abs()
-    columns, rows = M.sum(-2).amax(-1).log() + Delta.log[0], M.sum(-1).amax(-1).log() + Delta.log[0]
+def _attention_factor(Delta: Scaled, norms: _NormsOnDevice) -> PerSample:
+    """The factor of `factors.py` with `M_h = (I - 11^T/n) P_h` as measured."""
+    M = (Delta.value - Delta.value.mean(-2, keepdim=True)).abs()
+    columns, rows = (M.sum(axis).amax(-1).log() + Delta.log[:, None] for axis in (-2, -1))
     return _combined(columns, rows, norms)
-
-
-def _exact_factor(
-    arch: Architecture, layer: Layer, state: State, Delta: Scaled, active: list[int], centre: Centre
-) -> float:
-    """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
-    R = sized(state.centred()[1])
-    values = deviation_heads(R, layer.attention.value, arch).value[:, active]
-    head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
-    out = head_outputs @ layer.attention.output.weight[active].flatten(0, 1)
-    valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
-    added, before = (_log(RESIDUAL[centre], State.of(deviation, valid)) for deviation in (out, R.value))
-    return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
 
 
 class Float64Pass:
@@ -249,44 +566,45 @@ class Float64Pass:
     def __init__(self, net: Transformer, settings: PassSettings) -> None:
         self.rules = Plain(net.arch, settings)
         self.X: Tensor | None = None
+        self.followed: Tensor | None = None  # True for samples whose tokens X still stands for
 
-    def follow(self, block: Block, before: State, after: State) -> float:
+    def follow(self, block: Block, before: State, after: State) -> PerSample:
         """The relative difference between the deviation after a block and float64's; 0 where float64 cannot
         resolve it. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
-        self.X, start = None, self.X
-        if not visible_to_float64(before):
-            return 0.0
-        X = traverse(block, self.rules, before.tokens() if start is None else start).state
-        if not bool(X.isfinite().all()):
-            return 0.0
+        seen, X, followed = visible_to_float64(before), self.X, self.followed
+        self.X = self.followed = None
+        if not must_compute("observation.float64", seen.any()):
+            return torch.zeros_like(before.log)
+        start = before.tokens()
+        if X is not None and followed is not None:
+            start = torch.where(followed[:, None, None], X, start)
+        X = traverse(block, self.rules, start).state
+        finite = X.isfinite().flatten(1).all(1)
+        X = X.masked_fill(~finite[:, None, None], 0.0)
         own_state = State.of(X, after.valid.mask)
-        if not (visible_to_float64(own_state) or visible_to_float64(after)):
-            return 0.0
-        self.X = X
-        return float(state_distance(after, own_state)[0])
+        followed = seen & finite & (visible_to_float64(own_state) | visible_to_float64(after))
+        self.X, self.followed = X, followed
+        return state_distance(after, own_state).masked_fill(~followed, 0.0)
 
 
-RESOLVED = 1e-4  # the share of the tokens' size by which they must differ for plain rules in float64 to be used
-WITHIN = 300.0  # the largest |log| of the size of tokens for which plain rules are used: 1e+-130
+def visible_to_float64(state: State) -> Tensor:
+    """True for samples whose tokens float64 can hold, and resolve what they differ by."""
+    size = state.log
+    return (state.R.log_size() - size > math.log(RESOLVED)) & (size.abs() < WITHIN)
 
 
-def visible_to_float64(state: State) -> bool:
-    """True if float64 can hold the tokens of a state and resolve what they differ by."""
-    share, size = float((state.R.log_size() - state.log)[0]), float(state.log[0])
-    return share > math.log(RESOLVED) and abs(size) < WITHIN
-
-
-def float64_records(net: Transformer, first: State, settings: PassSettings, seed: int | None) -> Iterator[BlockRecord]:
+def float64_records(net: Transformer, first: State, settings: PassSettings, copies: int) -> Iterator[BlockRecord]:
     """Run the network in float64 and give a record of each block: its attention pattern, and for a layer
     without norms and MLP the branch that was added to the skip."""
-    rules = Plain(net.arch, settings) if seed is None else PerturbedPlain(net.arch, settings, seed)
+    rules = PerturbedPlain(net.arch, settings, copies=copies) if copies else Plain(net.arch, settings)
     before, real, weight = first.tokens(), first.valid.mask, net.arch.attention_skip
     for block in net.blocks:
+        at_layer(block.index)
         after, P, *_ = traverse(block, rules, before)
         p = P.mean(-2)
         deviations = Scaled.plain(P - p[:, :, None])
         top = p.argmax(-1, keepdim=True)
-        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool, device=P.device)
+        visible = torch.ones(len(P), 1, *P.shape[-2:], dtype=torch.bool, device=P.device)
         state, added = State.of(after, real), State.of(after - weight * before, real)
         half = HalfRecord(State.of(before, real), (), weight, added, state, state)
         yield BlockRecord(state, _PatternMatrix(p, deviations, top, visible), None, (half,))

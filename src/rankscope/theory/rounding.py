@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.nets.kernels import kernel_of
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
+from rankscope.theory.observation import Passes
 from rankscope.theory.theorem import Evaluation, Theorem
 
 COPIES = 2  # Perturbed passes beside the first
@@ -37,17 +37,18 @@ class LayerBound:
     noise: bool  # True if the passes do not agree on the measured value
 
 
-def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool]) -> list[LayerBound]:
-    """Evaluate a theorem on the facts of several passes, at every layer from 1 on.
+def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> list[LayerBound]:
+    """Evaluate a theorem on the facts of several passes over one sample, at every layer from 1 on.
 
     `marked` says of each layer, from 0 on, whether its tokens are rounding noise (`noisy_layers`).
     """
+    copies = passes.facts
     evaluations = [theorem.evaluate(facts) for facts in copies]
     size, float64_difference, rows = 1.0, 0.0, []
     for layer in range(1, copies[0].depth + 1):
         hypotheses = _hypotheses(evaluations, layer)
         bounds = [evaluation.bounds[layer - 1] for evaluation in evaluations]
-        float64_difference = max(float64_difference, copies[0].sizes[layer].float64_difference)
+        float64_difference = max(float64_difference, passes.agreement[layer].float64_difference)
         if float64_difference > SEEN:
             sentence = f"{ROUNDING}: difference from what float64 sees of the tokens, as a share"
             hypotheses.append(Hypothesis(sentence, float64_difference, f"<= {SEEN:g}", False))
@@ -68,23 +69,18 @@ def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[boo
     return rows
 
 
-def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
+def noisy_layers(passes: Passes) -> list[bool]:
     """True for each layer, from 0 on, whose tokens are rounding noise."""
-    first, *perturbed = copies
     noisy, gone = [], False
-    for layer, sizes in enumerate(first.sizes):
-        differences = [float(state_distance(sizes.state, facts.sizes[layer].state)[0]) for facts in perturbed]
-        difference = max(differences, default=0.0)
-        blind = any(facts.sizes[layer].noise for facts in copies)
+    for layer, agreement in enumerate(passes.agreement):
+        blind = any(facts.sizes[layer].noise for facts in passes.facts)
         if layer > 0:
-            pattern, *other_patterns = (facts.layers[layer - 1].attention for facts in copies)
-            gone = gone or any(half.vanished for facts in copies for half in facts.layers[layer - 1].halves)
-            gone = gone or bool(tokens_lost(first.sizes[layer - 1].state, sizes.state))
-            gone = gone or any(bool(undecided(pattern, P)) for P in other_patterns)
-            if difference <= AGREED and bool(steep_scores(pattern)):
-                # Other tokens are looked at, and it does not show.
-                gone = gone or any(bool(attends_elsewhere(pattern, P.matrix())) for P in other_patterns)
-        noisy.append(blind or gone or not difference <= AGREED or sizes.float64_difference > SEEN)
+            gone = gone or any(half.vanished for facts in passes.facts for half in facts.layers[layer - 1].halves)
+            gone = gone or bool(agreement.lost or agreement.undecided)
+            # Other tokens are looked at, and it does not show.
+            gone = gone or bool(agreement.difference <= AGREED and agreement.elsewhere)
+        disagree = not agreement.difference <= AGREED or agreement.float64_difference > SEEN
+        noisy.append(blind or gone or disagree)
     return noisy
 
 
@@ -100,11 +96,13 @@ def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesi
     """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
     decided = []
     for same in zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True):
-        numbers, rooms = [hypothesis.number for hypothesis in same], [hypothesis.room for hypothesis in same]
-        off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
-        clear = all(room == math.inf or room > off for room in rooms)
-        worst = min(same, key=lambda hypothesis: hypothesis.room)
-        decided.append(replace(worst, met=all(hypothesis.met for hypothesis in same) and clear))
+        worst, met = same[0], all(hypothesis.met for hypothesis in same)
+        if any(hypothesis.room != math.inf for hypothesis in same):  # measured
+            numbers = [hypothesis.number for hypothesis in same]
+            off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
+            worst = min(same, key=lambda hypothesis: hypothesis.room)
+            met = met and all(hypothesis.room == math.inf or hypothesis.room > off for hypothesis in same)
+        decided.append(worst if worst.met == met else replace(worst, met=met))
     return decided
 
 
@@ -138,7 +136,7 @@ def _outward(
 
 def _exactly_zero(facts: Facts, layer: int) -> bool:
     """True if tokens are provably equal at this layer: from the start, or by a layer that makes all equal."""
-    if facts.first.R.largest()[0] == 0 or facts.token_count == 1:
+    if facts.sizes[0].mu == -math.inf or facts.token_count == 1:
         return True
     arch = facts.arch
     if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts or arch.head_gate:

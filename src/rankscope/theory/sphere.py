@@ -33,13 +33,14 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import active_heads
+from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, times
 from rankscope.theory.masked_attention import connected, log_shrink, log_smallest, positive
-from rankscope.theory.theorem import Evaluation, averaging, by_layer, theorem
+from rankscope.theory.theorem import Evaluation, averaging, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost, value_parts
 
 ORTHOGONAL = 1e-9  # How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer
@@ -52,18 +53,25 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     `centring`: whether a LayerNorm will do as well."""
     arch = facts.arch
     kinds = ("scale", "rms", "layer") if centring else ("scale", "rms")
-    norms = [layer.attention_norm for layer in facts.net.weights.layers]
-    gains = [float(norm.gain.max() - norm.gain.min()) for norm in norms if norm.gain is not None]
-    biases = [float(norm.bias.abs().max()) for norm in norms if norm.bias is not None]
+    spread, bias = facts.of_network("norms", lambda: _gains_and_biases(facts))
     normed = arch.norm in kinds and needs.normed_sums(arch)
     return [
         needs.equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
         # Exactly zero: with anything else lengths differ, and a bound below that is false.
         needs.equal("norm's eps", arch.norm_eps, 0),
-        needs.equal("spread of the norms' gains", max(gains, default=0.0), 0),
-        needs.equal("largest bias of the norms", max(biases, default=0.0), 0),
+        needs.equal("spread of the norms' gains", spread, 0),
+        needs.equal("largest bias of the norms", bias, 0),
         needs.above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
     ]
+
+
+def _gains_and_biases(facts: Facts) -> tuple[float, float]:
+    """(the most that the gains of a norm after attention differ by, the largest |bias| of one)."""
+    norms = [layer.attention_norm for layer in facts.net.weights.layers]
+    gains = [norm.gain for norm in norms if norm.gain is not None]
+    biases = [norm.bias for norm in norms if norm.bias is not None]
+    spread = float((torch.stack(gains).amax(-1) - torch.stack(gains).amin(-1)).max()) if gains else 0.0
+    return spread, float(torch.stack(biases).abs().max()) if biases else 0.0
 
 
 def of_one_length(facts: Facts, upto: int) -> Hypothesis:
@@ -110,7 +118,7 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
 
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
-    arch, (orthogonal, delta) = facts.arch, orthogonal_values(facts)
+    arch, (orthogonal, delta) = facts.arch, facts.of_network("orthogonal", lambda: orthogonal_values(facts))
     of_parts = [needs.softmax(arch), needs.no_skip(arch), needs.no_mlp(arch)]
     return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
@@ -158,7 +166,10 @@ def _least_cosine(X: Float[Tensor, "token width"]) -> float:
 def cosines(facts: Facts) -> Evaluation:
     """mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor(t/r)/2), cosines not negative"""
     fixed, delta = _on_sphere(facts)
-    fixed.append(needs.at_least("smallest cosine at layer 0", _least_cosine(facts.X), 0))
+    if refused := refusal(facts, fixed):
+        return refused
+    least = facts.of_tokens("least cosine", lambda: _least_cosine(facts.X))
+    fixed.append(needs.at_least("smallest cosine at layer 0", least, 0))
     return _evaluation(facts, _cosines(facts, 1, delta), fixed)
 
 
@@ -168,10 +179,13 @@ def full_rank(facts: Facts) -> Evaluation:
     layers = range(1, facts.depth + 1)
     start = next((layer for layer in layers if facts.sizes[layer].cosine >= NOT_NEGATIVE), None)
     (fixed, delta), N = _on_sphere(facts), facts.token_count
+    if refused := refusal(facts, fixed):
+        return refused
+    rank = facts.of_tokens("rank", lambda: float(torch.linalg.matrix_rank(facts.X)))
     fixed += [
         needs.equal("tokens that are no centre", N - len(facts.graph.centres), 0),
         needs.at_most("tokens, against the width", N, facts.arch.width),
-        needs.equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
+        needs.equal("rank of the tokens at layer 0", rank, N),
     ]
     return _evaluation(facts, _cosines(facts, start, delta), fixed)
 
@@ -196,7 +210,7 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
 
     p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
     """
-    directions = normalise(facts.first, "scale", NormWeights(), 0.0)
+    directions = normalise(converted(facts.first, Tensor.cpu), "scale", NormWeights(), 0.0)
     c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
     if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y
         p = directions.tokens()[0] / heights[:, None]
@@ -212,10 +226,12 @@ def in_hemisphere(facts: Facts) -> Evaluation:
     """mu <= length sqrt((N-1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r)"""
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     (fixed, delta), alpha = _on_sphere(facts), 0.0
+    if refused := refusal(facts, fixed):
+        return refused
     radius, N, bounds = facts.graph.radius, facts.token_count, [math.inf] * facts.depth
     if float(lengths.min()) > 0 and radius is not None:
         Y = facts.X / lengths[:, None]
-        w, alpha = hemisphere(Y)
+        w, alpha = facts.of_tokens("hemisphere", lambda: hemisphere(Y))
         if alpha > 0 and N > 1:
             heights = Y @ w
             weighted = lengths * heights

@@ -1,5 +1,6 @@
 """`Theorem`, and `Evaluation`: what a theorem says of one network and input."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,6 +50,15 @@ def averaging(facts: Facts, upto: int) -> list[Hypothesis]:
     """The hypothesis that rows of attention sum to one, to 1e-9, in layers 1..upto."""
     defect = max((layer.row_sum_defect for layer in facts.layers[:upto]), default=0.0)
     return [at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True)]
+
+
+def refusal(facts: Facts, fixed: Sequence[Hypothesis], of_averages: bool = True) -> Evaluation | None:
+    """The evaluation of a theorem that is about another kind of network, before anything is computed for it; None
+    where the hypotheses of the architecture are met. Those `of_averages` also say what rows of attention sum to."""
+    if all(hypothesis.met for hypothesis in (*no_parts(facts.arch), *fixed)):
+        return None
+    measured = (lambda upto: averaging(facts, upto)) if of_averages else (lambda _: [])
+    return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed, measured))
 
 
 def averaging_bound(facts: Facts, bounds: Sequence[float], fixed: Sequence[Hypothesis]) -> Evaluation:

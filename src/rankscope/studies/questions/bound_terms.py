@@ -108,10 +108,10 @@ def _terms(
         norm_before, norm_after = attention if branch.kind == "attention" else (layer.mlp_norm, layer.mlp_after)
         factor = pattern_factor(arch, index, pattern, norms) if branch.kind == "attention" else log(norms[1].spectral)
         if branch.inside is not half.before:
-            stretch = norm_stretch(arch, norm_before, half.before)
+            stretch = float(norm_stretch(arch, [norm_before], half.before))
             factor, slack = times(factor, stretch), stretch - (log_mu(branch.inside) - before)
         if branch.out is not branch.raw:
-            factor = times(factor, norm_stretch(arch, norm_after, branch.raw.tidy()))
+            factor = times(factor, float(norm_stretch(arch, [norm_after], branch.raw.tidy())))
         reached = plus(reached, factor)
     of_sum = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
     return HalfTerms(
