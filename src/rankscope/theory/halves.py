@@ -207,7 +207,7 @@ def affine_ranks(state: State) -> tuple[PerSample, PerSample]:
     if not must_compute("halves.ranks", unknown.any()):
         return plain, plain
     # On the CPU: elsewhere a decomposition of one matrix takes longer than of a few there. Numbers that are none, as
-    # where a shortcut was presumed wrongly (`replayed.py`), are refused elsewhere.
+    # where a shortcut was presumed wrongly (`deviation/replay.py`), are refused elsewhere.
     values = torch.linalg.svdvals(R[unknown].nan_to_num(0.0, 0.0, 0.0).cpu())[:, :most]
     shares = values / values.amax(-1, keepdim=True).clamp(min=TINY) / max(tokens, width)
     counts = ((shares > limit).sum(-1).to(plain) for limit in (CLEAR, EPS))
