@@ -1,7 +1,7 @@
 """Rows of `P - 1 p^T` on a GPU, where no score is far above the reference row's: one kernel in place of some fifteen.
 
-`softmax.py` calls `gentle_rows`, whose formulas are those of `ReferenceRow._gentle` and whose third result answers
-what `ReferenceRow._far` asks. Every row of D is read once:
+`softmax.py` calls `gentle_rows`. Its formulas are those of `ReferenceRow._gentle`; its second result answers the
+question of `ReferenceRow._far`, whether some row needs other formulas. Every row of D is read once:
 
     U_ij = factor (D_ij - D_ij*),   x = size U,
     E_ij = expm1(x) / size, e^x / size or -1 / size, for columns seen by both rows, by row i alone, by the other alone,
@@ -109,7 +109,7 @@ def gentle_rows(
 ) -> tuple[Tensor, Tensor]:
     """Rows of `P - 1 p^T` without column j*, and whether a valid row needs another formula.
 
-    An operator of torch's, so that torch's compiler sees it as one.
+    It is registered with torch as one operator.
 
     Args:
         D: What scores exceed those of the reference row by, `[batch, head, row, token]`, in units of e^log.
