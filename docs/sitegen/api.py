@@ -104,7 +104,7 @@ def _constant(home: str, name: str) -> str:
 
 def _inside(home: str) -> Iterator[str]:
     for each in pkgutil.iter_modules(getattr(import_module(home), "__path__", [])):
-        if not each.name.startswith("_"):
+        if not each.name.startswith("_") and not each.name.endswith("_triton"):  # Triton may not be there
             yield f"{home}.{each.name}"
 
 

@@ -46,7 +46,7 @@ MEANINGS: dict[str, str] = {
     "log10": "log10 of the value's size, also where the value itself underflows",
     "floor": "below it a value is rounding; 0 where there is no floor",
     "below_floor": "whether the value is rounding; of a summary, the share of excerpts where it is",
-    "digits": "decimal digits on which a second pass agreed; null where there was none",
+    "digits": "decimal digits of the value that rounding left, by a second pass; null where there was none",
     "count": "how many excerpts have a number here",
     "mean": "over excerpts",
     "sd": "standard deviation over excerpts",

@@ -106,7 +106,7 @@ def test_squaring_is_as_tight_as_said_where_all_singular_values_are_equal(side: 
 
 def test_matrices_taken_together_have_the_norms_that_each_has_alone() -> None:
     arch = Architecture(layers=3, width=8, heads=4, key_heads=2, mlp="gated")
-    layers = Transformer.random(arch).weights.layers
+    layers = list(Transformer.random(arch).weights.layers)
     heads, mlps = HeadNorms.of_layers(arch, (0, 2, 3), layers), MLPNorms.of_layers(arch, layers)
     for index, layer in enumerate(layers):
         alone, mlp = HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)

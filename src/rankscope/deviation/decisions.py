@@ -1,4 +1,4 @@
-"""Shortcuts that the numbers of a pass allow, each asked for by name, so that a pass can be replayed unasked.
+"""Shortcuts that the numbers of a pass allow, each asked for by name, so that a pass can be replayed without asking.
 
 Every rule of deviation arithmetic has a general formula that is right for all numbers, and shortcuts that are
 right for some: no token is padding, no score is far above the others, five terms of a series are enough.
@@ -6,15 +6,16 @@ Whether a shortcut is allowed is a question about numbers, and on a GPU its answ
 every kernel that was started before. The files with rules ask (`can_skip`, `must_compute`, `saves_a_pass`,
 `terms_needed`); `replay.py` decides how they are answered, in this order:
 
-1. The first pass of a network over tokens of some shape runs under `Recording`: every question is answered
-   by the numbers, and the answers are kept.
-2. The second pass runs under `Presuming` these answers: the same shortcuts are taken without looking, so
-   that nothing waits and the pass can be captured as a CUDA graph. The conditions they rest on are looked at
-   together at the end, as one tensor, `violations`, which later replays of the graph compute anew.
-3. If a replay has violations, its result is dropped: the pass runs under `Recording` again, with `at_most`
-   the former answers: from then on only shortcuts that both passes allow are presumed.
+1. A computation on tokens of a shape that was not met before runs under `Recording`: every question is
+   answered by the numbers, and the answers are kept.
+2. The next computation of that shape runs under `Presuming` these answers: the same shortcuts are taken
+   without looking, so that nothing waits and the computation can be captured as a CUDA graph. The conditions
+   that shortcuts rest on are collected, and looked at together at the end, as one tensor, `violations`, which
+   later replays of the graph compute anew.
+3. If a replay has violations, its result is dropped: the computation runs under `Recording` again, with
+   `at_most` the former answers: from then on only shortcuts that both recordings allow are presumed.
 
-Elsewhere (on a CPU) each question is answered by the numbers and nothing is kept.
+Outside of these (on a CPU) each question is answered by the numbers and nothing is kept.
 
 A question is identified by the layer, its name and how often that name was asked before in the layer. Names
 are string constants, one per call (`tests/deviation/test_decisions.py`). A pass asks the same questions in
@@ -63,7 +64,7 @@ class Recording:
 
 
 class Presuming(Recording):
-    """Gives the answers of an earlier pass without looking at numbers, and collects what they rest on."""
+    """Gives recorded answers without looking at numbers, and collects the conditions that these answers rest on."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class Presuming(Recording):
         self.too_few: list[Bool[Tensor, 1]] = []
 
     def answer(self, name: str, condition: "Condition") -> int:
-        """The earlier answer; 0, the general formula, rests on nothing."""
+        """The recorded answer; 0, which stands for the general formula, rests on no condition."""
         presumed = self.answers.get(self.question(name), 0)
         if presumed and isinstance(condition, Terms):
             self.too_few.append((condition.needed > condition.most - presumed).reshape(1))
@@ -86,8 +87,8 @@ class Presuming(Recording):
         return presumed
 
     def violations(self, like: Tensor) -> Bool[Tensor, " number"]:
-        """True for what the numbers do not allow; on the device of `like`. All is looked at in one go, which on a GPU
-        is a few kernels in place of some for each question."""
+        """True for each presumed answer that the numbers do not allow; on the device of `like`. Conditions are looked
+        at together, which on a GPU is a few kernels in all, where it would be a few for each question."""
         parts = [torch.zeros(0, dtype=torch.bool, device=like.device), *self.too_few]
         for limit, numbers in self.must_hold.items():
             together = torch.cat(numbers)
@@ -95,7 +96,7 @@ class Presuming(Recording):
         return torch.cat(parts)
 
 
-LOOKED_AT = 4096  # entries of a condition that are kept to be looked at in the end; of more, one is made at once
+LOOKED_AT = 4096  # entries of a condition that are kept for the end; a larger condition is reduced to one at once
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,24 @@
 """The forward pass in float64 and in float32 side by side, for as long as float64 sees what tokens differ by.
 
 Called by `second_pass.py`. Where tokens are well apart, no number of a plain pass is the difference of two nearly equal
-ones, and float64 needs no help: only its rounding has to be known. Float32 rounds by the same formulas 2^29 times as
-much. So what the two passes differ by, divided by 2^29, is the size of float64's rounding, however much the network
-amplified it: `ROUNDING` is that with a margin, held against 50 digits in `tests/deviation/test_float_passes.py`.
+ones, and float64 is precise enough: only the size of its rounding has to be known.
 
-`FloatPasses.run_layer` takes the tokens of both through a block. `FloatLayer.sees` says which samples float64 is
-trusted with. Where these are not all, `second_pass.py` takes the tokens on by deviation arithmetic, from the last layer
-at which the passes were next to each other (`FloatLayer.slight`). Not trusted are samples
+Float32 tells that size. An operation on floats gives its exact result times 1 + d, where |d| is at most 2^-24 in
+float32 and 2^-53 in float64. As long as errors are small, the error of the output is the sum over all operations of d
+times a factor, by which the later layers amplify a change there. These factors belong to the network and its tokens,
+and are the same in both precisions. So the difference of the two passes, which is float32's error, is some 2^29 times
+float64's. `ROUNDING` is 2^-29 with a margin of 16, since the two do not draw the same d; the margin is held against 50
+digits in `tests/deviation/test_float_passes.py`.
 
-- that the two passes take further apart than `CLOSE`, or all at once (`FALL`), or that leave the range in which both
-  work;
-- with a token that is next to nothing beside the others: float64 may have lost what it consisted of;
-- with scores so large that their rounding may choose which token is attended to, in both passes alike.
+`FloatPasses.run_layer` takes the tokens of both passes through a block. `FloatLayer.sees` says which samples float64 is
+trusted with. If it is not trusted with all samples of a batch, `second_pass.py` continues the batch in deviation
+arithmetic, from the last layer at which the passes differed by no more than `SLIGHT` (`FloatLayer.slight`). Not trusted
+are samples whose errors are not small, on which both passes may err alike, or that float32 cannot hold:
+
+- the passes differ by more than `CLOSE`, or a layer brought them apart faster than `FALL`;
+- scores are so large that rounding may choose which token is attended to, in both passes the same;
+- a token is so short beside the others that float64 may have lost the terms that it is the sum of;
+- tokens are longer than `LARGEST`, or shorter than its inverse.
 """
 
 import math
@@ -36,25 +42,26 @@ from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
 
-ROUNDING = 16.0 * 2.0**-29  # float64's rounding, with a margin, as a share of what float32 differs from it by
+ROUNDING = 16.0 * 2.0**-29  # float64's rounding, with a margin, as a share of the difference of the two passes
 CLOSE = 1e-4
-"""How far the passes may be apart, as a share of what tokens differ by; float64's rounding is 3e-12 of that then."""
+"""The largest distance of the passes at which float64 is trusted, as a share of what tokens differ by; float64's
+rounding is then 3e-12 of what tokens differ by."""
 SLIGHT = 3e-6
-"""The distance of the passes up to which deviation arithmetic may start from their tokens: float64's rounding is 1e-13
-of what tokens differ by, and four digits are left for what later layers make of it."""
+"""The largest distance of the passes at which deviation arithmetic may start from their tokens: float64's rounding is
+then 1e-13 of what tokens differ by, and later layers may amplify it by 1e4 before it reaches 1e-9."""
 FALL = 8.0
-"""How many times as far apart a layer may bring passes that are beyond `SLIGHT`: tokens that become the same so fast
-are too close for float64 one layer later."""
-LARGEST = 1e30  # the largest entry for which both passes work; its inverse is the smallest length of a longest token
-SHORT = 1e-30  # the length of a token, beside the longest, below which float64 may have lost what it consisted of
-SATURATED = 6.0  # scores in caps from which on the cap hides in both passes by how much they differ
+"""The largest factor by which a layer may increase the distance of the passes, once that is above `SLIGHT`: tokens that
+become the same faster are too close for float64 one layer later."""
+LARGEST = 1e30  # the largest |entry| of the longest token for which float32 has numbers; its inverse is the smallest
+SHORT = 1e-30  # the length of a token, as a share of the longest, below which float64 may have lost its terms
+SATURATED = 6.0  # the score, in units of a cap, above which tanh is one in both passes, whatever scores differ by
 
 
 def trusts_floats(arch: Architecture) -> bool:
-    """True if the passes in float64 and float32 may stand for deviation arithmetic in networks of this form.
+    """True if the passes in float64 and float32 may take the place of deviation arithmetic in networks of this form.
 
-    A norm that leaves no more than signs gives float64 and float32 the same sign by chance, every second time; parts of
-    the user's own may remember earlier layers, in one arithmetic."""
+    A norm of one entry, or of two about their mean, leaves a sign: where rounding decides it, float64 and float32 agree
+    by chance every second time. Parts of the user's own may remember earlier layers, of a single arithmetic."""
     norm = norm_of(arch.norm)
     narrow = norm is not None and arch.width - norm.centred <= 1
     narrow_heads = arch.query_norm and not arch.query_norm_across and arch.head_width == 1
@@ -63,13 +70,13 @@ def trusts_floats(arch: Architecture) -> bool:
 
 
 class _Watched:
-    """Mixed into plain rules: notes the largest score, and tokens too short for a norm without eps."""
+    """Mixed into plain rules: notes a bound on the scores of a layer, and tokens too short for a norm without eps."""
 
     arch: Architecture
     settings: PassSettings
 
     def begin(self, samples: int, like: Tensor) -> None:
-        """Forget the layer before."""
+        """Start a layer: forget what was noted in the layer before."""
         self.scores = like.new_zeros(samples)  # a bound on |scores| of each sample, before a cap
         self.lost = torch.zeros(samples, dtype=torch.bool, device=like.device)
 
@@ -77,11 +84,11 @@ class _Watched:
         if self.arch.norm_eps == 0:
             shortest, longest = lengths(X, self.settings.valid)
             self.lost = self.lost | (shortest <= SHORT * longest)
-        result: Tokens = super().norm(block, name, X)  # type: ignore[misc]
+        result: Tokens = super().norm(block, name, X)
         return result
 
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
-        q, k, added = super().scored(block, X)  # type: ignore[misc]
+        q, k, added = super().scored(block, X)
         self._note(q, k)
         if added is not None and added.shape[-2:] == (q.shape[2], k.shape[2]):  # by rows, queries take its place
             largest = added.abs().flatten(added.ndim - 3).amax(-1)
@@ -89,7 +96,7 @@ class _Watched:
         return q, k, added
 
     def cross_scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads]:
-        q, k = super().cross_scored(block, X)  # type: ignore[misc]
+        q, k = super().cross_scored(block, X)
         self._note(q, k)
         return q, k
 
@@ -100,11 +107,11 @@ class _Watched:
 
 
 class _WatchedPlain(_Watched, Plain):
-    """Plain rules in float64 that note what they may have lost."""
+    """Plain rules in float64 that note where rounding may have decided."""
 
 
 class _WatchedStreamed(_Watched, StreamedPlain):
-    """The same, attention by blocks of rows."""
+    """Plain rules with attention by blocks of rows that note where rounding may have decided."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +120,9 @@ class FloatLayer:
 
     step: Step  # in float64; without attention where that goes by rows
     narrow: Step  # in float32
-    numbers: PatternNumbers | None  # of attention by rows, in float64
-    narrow_numbers: PatternNumbers | None
-    distance: Float[Tensor, " batch"]  # of the passes, as a share of what tokens differ by
+    numbers: PatternNumbers | None  # numbers of attention by rows, in float64
+    narrow_numbers: PatternNumbers | None  # the same in float32
+    distance: Float[Tensor, " batch"]  # between the passes, as a share of what tokens differ by
     sees: Bool[Tensor, " batch"]  # True for samples that float64 is trusted with
     valid: Bool[Tensor, "batch token"]
 
@@ -126,12 +133,13 @@ class FloatLayer:
 
     @property
     def tokens_alone(self) -> "FloatLayer":
-        """The layer without what is known of its attention."""
+        """The layer without its attention, head outputs and routing: what is kept to start from later."""
         return replace(self, step=Step(self.step.layer, self.step.state, None), numbers=None, narrow_numbers=None,
             narrow=Step(self.step.layer, self.narrow.state, None))  # fmt: skip
 
     def states(self, times: int) -> tuple[State, State]:
-        """The tokens after the layer as two states that differ by `times` float64's rounding, with its margin."""
+        """The tokens after the layer as two states: those of float64, and these moved by `times` float64's rounding,
+        with its margin, in the direction of float32's tokens."""
         X, Y = self.step.state, self.narrow.state
         moved = X + times * ROUNDING * (Y - X)
         return State.of(X, self.valid), State.of(moved, self.valid)
@@ -140,14 +148,18 @@ class FloatLayer:
         """The layer with tokens in their original order."""
         if order is None:
             return self
-        numbers = [part and part.restored(order) for part in (self.numbers, self.narrow_numbers)]
-        valid = self.valid.gather(1, order.back)
-        steps = self.step.restored(order), self.narrow.restored(order)
-        return FloatLayer(*steps, *numbers, self.distance, self.sees, valid)
+        return replace(
+            self,
+            step=self.step.restored(order),
+            narrow=self.narrow.restored(order),
+            numbers=self.numbers and self.numbers.restored(order),
+            narrow_numbers=self.narrow_numbers and self.narrow_numbers.restored(order),
+            valid=self.valid.gather(1, order.back),
+        )
 
 
 class FloatPasses:
-    """Takes tokens through blocks in float64 and in float32."""
+    """Takes tokens through blocks in float64 and in float32. `last` is the layer that the next block starts from."""
 
     def __init__(self, inputs: PassInputs, by_rows: AttentionRequest | None = None) -> None:
         """Start from the inputs of a pass; with `by_rows`, attention goes by blocks of rows."""
@@ -161,11 +173,11 @@ class FloatPasses:
             self.rules = _WatchedStreamed(net, settings, by_rows)
             self.narrow_rules = StreamedPlain(net, narrow, by_rows)
         self.valid, X = inputs.state.valid, inputs.state.tokens()
-        steps = Step(0, X, None), Step(0, X.to(torch.float32), None)
-        self.last = self._layer(*steps, None, None, torch.ones_like(settings.valid[:, 0]), CLOSE)
+        step, narrow = Step(0, X, None), Step(0, X.to(torch.float32), None)
+        self.last = self._layer(step, narrow, None, None, torch.ones_like(settings.valid[:, 0]), CLOSE)
 
     def run_layer(self, block: Block) -> FloatLayer:
-        """The next layer. Whoever goes on from it makes it `last`."""
+        """The next layer, from `last`. The caller sets `last` to the result if float64 is trusted with it."""
         before, rules = self.last, self.rules
         rules.begin(len(before.distance), before.step.state)
         X, *parts = traverse(block, rules, before.step.state)
@@ -175,12 +187,11 @@ class FloatPasses:
         Y, *narrow_parts = traverse(
             block.with_weights(converted(block.weights, _narrowed)), self.narrow_rules, before.narrow.state
         )
-        rows = [_taken_out(own) for own in (parts, narrow_parts)]
-        steps = [
-            Step(block.index + 1, self.valid.zero_padding(tokens), *own)
-            for tokens, own in ((X, parts), (Y, narrow_parts))
-        ]
-        return self._layer(*steps, *rows, ~lost, (FALL * before.distance).clamp(SLIGHT, CLOSE))
+        numbers, narrow_numbers = _taken_out(parts), _taken_out(narrow_parts)
+        step = Step(block.index + 1, self.valid.zero_padding(X), *parts)
+        narrow = Step(block.index + 1, self.valid.zero_padding(Y), *narrow_parts)
+        farthest = (FALL * before.distance).clamp(SLIGHT, CLOSE)
+        return self._layer(step, narrow, numbers, narrow_numbers, ~lost, farthest)
 
     def _layer(
         self,
@@ -213,7 +224,7 @@ def _narrowed(t: Tensor) -> Tensor:
 
 
 def _taken_out(parts: list[Any]) -> PatternNumbers | None:
-    """Numbers of attention by rows, which take the place of the pattern among the parts of a block's output."""
+    """The numbers of attention by rows, removed from the place of the pattern among the parts of a block's output."""
     numbers = parts[0]
     if not isinstance(numbers, PatternNumbers):
         return None

@@ -1,8 +1,8 @@
 """Rules whose results are moved in their last digits, as if another machine had rounded them.
 
-Every entry of what a rule gives is moved by a few units in its last place, x and R each by its own share; zeros stay
-zero. What two passes then agree on does not depend on rounding; what they differ by is what rounding did.
-`second_pass.py` runs these rules after the first pass, `confirm.py` and `dissect.py` beside theirs.
+Every entry of the result of a rule is moved by a few units in its last place, x and R each by its own share; zeros stay
+zero. Digits on which two passes then agree do not depend on rounding; where they differ, rounding decided.
+`second_pass.py` runs these rules beside deviation arithmetic, `confirm.py` and `dissect.py` beside their own passes.
 
 `Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedDeviation` and `PerturbedRows` (deviation
 arithmetic, attention whole or by rows) are the arithmetics of those names with every result perturbed.
@@ -69,7 +69,7 @@ class Perturbation:
         start = self.calls * 1009 % (length - count)
         share = self.row[:, start : start + count].view(-1, 1, *t.shape[1:])  # [1 + copies, 1, ...], or [1, 1, ...]
         size = self.units * precision(t) if self.largest_share is None else self.largest_share
-        of_each = t.unflatten(0, (len(share), -1)) if self.copies else t[None]
+        of_each = t.reshape(len(share), -1, *t.shape[1:]) if self.copies else t[None]
         return torch.addcmul(of_each, of_each, share, value=size).flatten(0, 1)
 
     def of(self, result: Any) -> Any:

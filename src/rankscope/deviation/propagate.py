@@ -1,9 +1,9 @@
 """`propagate`: the forward pass in deviation arithmetic, layer by layer.
 
-Called by `propagate` users (`paths`, `theory`, `confirm.py`) directly, and by `profiles/propagation.py`
-through `second_pass.py`. A pass goes in this order: `PassInputs.of` brings network and tokens to float64,
+`paths` and `theory` call `propagate`; `profiles/propagation.py` calls `layers`, or `second_pass.py`, which runs the
+same blocks twice. A pass goes in this order: `PassInputs.of` brings network and tokens to float64,
 moves padding to the end and splits the tokens into a `State`; `layers` takes it through each block by the
-rules of `rules.py` (`nets/traversal.py` calls them), or on a GPU through all at once (`replay.py`);
+rules of `rules.py` (`nets/traversal.py` calls them), on a GPU by a captured graph of all blocks (`replay.py`);
 `restored` puts the tokens of each step back in their original order; `finish` applies the final norm.
 """
 
@@ -37,7 +37,7 @@ from rankscope.shapes import Float
 
 
 class DeviationStep(NamedTuple):
-    """One layer of a pass: what its block gave. Layer 0 is the input, which has no attention."""
+    """One layer of a pass: the output of its block. Layer 0 is the input, which has no attention."""
 
     layer: int
     state: State  # the hidden states after the layer
@@ -120,7 +120,7 @@ def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
     net = inputs.net
     yield restored(DeviationStep(0, inputs.state, None), inputs.order)
     replays = not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
-    if replays and can_replay(net, *inputs.tokens.shape[:2], net.arch.layers):
+    if replays and can_replay(net, inputs.tokens.shape[:2], net.arch.layers):
         steps = iter(replay_cache.run(("layers", weights_key(net)), partial(_all_blocks, net), inputs.tensors))
     else:
         steps = _block_by_block(inputs)
@@ -138,12 +138,12 @@ class StartingTensors(NamedTuple):
 
 
 def _all_blocks(net: Transformer, tensors: StartingTensors) -> tuple[DeviationStep, ...]:
-    """The layers as a function of tensors."""
+    """All layers of a pass as a function of tensors, for `replay.py`."""
     return tuple(_block_by_block(PassInputs(net, *tensors)))
 
 
 def _block_by_block(inputs: "PassInputs") -> Iterator[DeviationStep]:
-    """Yields the layers, valid tokens first."""
+    """Yields the layers of a pass, one block after the other; valid tokens come first."""
     rules, state = inputs.rules, inputs.state
     for block in inputs.net.blocks:
         at_layer(block.index + 1)
@@ -181,7 +181,7 @@ class PassInputs:
 
     net: Transformer
     tokens: Float[Tensor, "batch token width"]  # valid ones first
-    positions: Float[Tensor, "token width"] | None  # what is added to them, if it is not among them
+    positions: Float[Tensor, "token width"] | None  # absolute positions that are still to be added to the tokens
     settings: PassSettings
     order: TokenOrder | None  # how valid tokens were moved to the front; None if they were there
     doubled: bool = False

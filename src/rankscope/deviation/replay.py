@@ -3,12 +3,12 @@
 A layer of deviation arithmetic, and what is read of it, is hundreds of small kernels; on a GPU the host takes longer
 to start them one by one than they run. A whole pass is therefore handed to `ReplayCache.run`, as a function of tensors:
 
-1. The first time, the function is called, and the answers to the questions about numbers that its rules ask are
-   recorded (`decisions.py`).
+1. The first time, the function is called. Its rules ask questions about numbers (may this shortcut be taken?), and the
+   answers are recorded (`decisions.py`).
 2. The second time it is called with these answers presumed, so that nothing waits for a number, and every kernel is
-   captured in a CUDA graph.
-3. After that the graph is replayed. If it reports violations, the function is called again, and the shortcuts that
-   were not allowed are not taken any more.
+   captured in a CUDA graph. The graph also computes `violations`: which presumed answers the numbers do not allow.
+3. After that the graph is replayed. If there are violations, its result is dropped, the function is called and recorded
+   again, and from then on a new graph takes only the shortcuts that both recordings allow.
 
 Called by `propagate.py` (all layers), `profiles/captured.py` (what `measure` reads) and `theory/observation.py` (what
 theorems need), on a GPU; on a CPU they call the function themselves.
@@ -37,13 +37,13 @@ Result = TypeVar("Result")
 
 @dataclass
 class CachedComputation:
-    """What is remembered of one function and inputs of one form."""
+    """What the cache remembers of one function for inputs of one form (`form`)."""
 
     answers: Answers
     run: Callable[[Any], tuple[Any, Tensor]] | None = None
-    """The function with answers presumed: what it gives, and its violations. On a GPU a captured graph; None until it
-    is made. It holds the network: no other comes to lie in its place."""
-    size: int = 0  # bytes of what its graph gives
+    """The function with answers presumed, which returns its result and its violations. On a GPU a captured graph; None
+    until it is made. It holds the network, so that no other network comes to lie where the weights of this one are."""
+    size: int = 0  # bytes of the result of its graph
     changes: int = 0  # how often a violation changed the answers
 
     def answered_anew(self, answers: Answers) -> None:
@@ -55,7 +55,7 @@ class CachedComputation:
 
 @dataclass
 class ReplayCache:
-    """Runs functions of tensors, and remembers them by a key and by the form of what they are given."""
+    """Runs functions of tensors, and remembers them by a key and by the form of their inputs."""
 
     computations: OrderedDict[Hashable, CachedComputation] = field(default_factory=OrderedDict)
     pool: Any = None  # memory that all graphs share for their intermediate tensors
@@ -64,7 +64,7 @@ class ReplayCache:
         """`function(inputs)`, recorded, presumed or replayed as the module's docstring says.
 
         Args:
-            key: Equal for functions that do the same, with weights in the same place (`weights_key`).
+            key: Equal for functions that compute the same, with weights at the same addresses (`weights_key`).
             function: Computes nested tuples, dicts and dataclasses of tensors; anything else among them must be the
                 same each time.
             inputs: Nested tuples, dicts and dataclasses of tensors.
@@ -96,9 +96,7 @@ class ReplayCache:
         self.computations.clear()
         self.pool = None
 
-    def _prepare(
-        self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any, capture: bool
-    ) -> None:
+    def _prepare(self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any, capture: bool) -> None:
         """Make `cached.run`: the function with answers presumed, captured on a GPU."""
         answers, like = cached.answers, tensors_of(inputs)[0]
         kept: list[Tensor] = []  # lives as long as `run`, which the graph's replay holds
@@ -170,19 +168,19 @@ def waits(like: Tensor) -> bool:
     return like.device.type != "cpu"
 
 
-def can_replay(net: Transformer, samples: int, tokens: int, held: int) -> bool:
+def can_replay(net: Transformer, shape: torch.Size, held: int) -> bool:
     """True if a pass on the device of a network can be replayed.
 
-    Parts of the user's own may remember something, a mixture runs the experts that were chosen, streamed layers are
-    elsewhere each time, and what is held must fit into `MEMORY_SHARE` of a GPU.
+    It cannot with parts of the user's own, which may keep something between passes; with a mixture of experts, which
+    runs the experts that numbers choose; with streamed layers, whose weights have another address each time; or if the
+    layers that are held do not fit into `MEMORY_SHARE` of a GPU.
 
     Args:
         net: The network.
-        samples: Samples that go through it together.
-        tokens: Tokens of each.
+        shape: How many samples go through it together, of how many tokens.
         held: How many layers are held at a time.
     """
-    arch = net.arch
+    arch, (samples, tokens) = net.arch, shape
     if net.streamed or arch.parts or any(map(arch.mixes, range(arch.layers))) or not tokens:
         return False
     if net.device.type != "cuda":
@@ -192,7 +190,7 @@ def can_replay(net: Transformer, samples: int, tokens: int, held: int) -> bool:
 
 
 def weights_key(net: Transformer) -> Hashable:
-    """Equal for networks of one form whose weights lie in the same place."""
+    """Equal for networks of one architecture whose weights lie at the same addresses."""
     if net not in _weights:
         _weights[net] = tensors_of(tuple(block.weights for block in net.blocks))
     return net.arch, tuple((t.data_ptr(), t.shape, t.stride()) for t in _weights[net])
@@ -202,7 +200,7 @@ _weights: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
 
 
 def form(structure: Any) -> Hashable:
-    """Equal for structures that differ by the values of their tensors alone."""
+    """Equal for structures that differ in nothing but the values of their tensors."""
     tensors = tensors_of(structure)
     positions = {id(t): position for position, t in enumerate(tensors)}
     places = repr(outline(structure, lambda t: positions[id(t)]))

@@ -1,7 +1,7 @@
-"""What `Scaled.normalised` asks of sizes and logs of samples on a GPU: one kernel in place of ten.
+"""The numbers of each sample that `Scaled.normalised` needs, on a GPU: one kernel in place of ten.
 
-A layer normalises some thirty tensors, and what it computes for each are a few numbers per sample or head: a kernel for
-each of these operations takes longer to start than to run.
+`scaled.py` calls `rescaling`. A layer normalises some thirty tensors, and for each of them computes a few numbers per
+sample or head by some ten operations: kernels for these take longer to start than to run.
 """
 
 import torch

@@ -1,18 +1,20 @@
 """Runs the network a second time with different rounding: readings on which the passes differ are marked.
 
 Called by `profiles/propagation.py`, `profiles/captured.py` and `confirm.py` (`with_second_pass`); readings are compared
-by `profiles/agreement.py`. A pass has two stretches:
+by `profiles/agreement.py`. The passes have two stretches:
 
-1. As long as float64 sees what tokens differ by, both passes are plain ones, in float64 and in float32
-   (`float_passes.py`): float32 rounds 2^29 times as much, and says so how much float64 does.
-2. From the layer on at which it does not, both are deviation arithmetic (`rules.py`), the second with its last digits
-   perturbed (`perturbation.py`). They start from the tokens of the plain passes at the last layer where these were next
-   to each other, the second as far from the first as float64's rounding may have taken it.
+1. As long as float64 sees what tokens differ by, both passes are plain ones, the first in float64 and the second in
+   float32 (`float_passes.py`). Float32 rounds 2^29 times as much, so the difference of the two shows how much float64
+   rounds.
+2. From the first layer on at which float64 does not see that, both passes are deviation arithmetic (`rules.py`), the
+   second with its last digits perturbed (`perturbation.py`). They start from the tokens of float64 after the last layer
+   at which float64 and float32 were next to each other (`FloatLayer.slight`); the tokens of the second are moved by
+   `EXAGGERATED` times float64's rounding. Layers between that one and the first of this stretch are run once more.
 
-A single reading that float64 does not see in the first stretch is read off deviation arithmetic of that layer alone
-(`FloatSecondPass.tokens_by_deviation`, `block_by_deviation`). What no comparison of two passes shows is looked for in
-every layer of the second stretch (`_hidden`, `_rounded_to_zero`). On a GPU both passes of deviation arithmetic run as
-one batch, where they are captured in a graph (`replay.py`).
+In the first stretch a single reading whose digits float64's rounding took is read off deviation arithmetic instead, of
+the tokens after the layer (`FloatSecondPass.tokens_by_deviation`) or of its block (`block_by_deviation`). What no
+comparison of two passes shows is looked for in every layer of deviation arithmetic (`_hidden`, `_rounded_to_zero`). In
+a captured graph (`replay.py`) both passes of deviation arithmetic run as one batch.
 """
 
 from collections.abc import Iterator
@@ -40,15 +42,15 @@ from rankscope.nets.weights import converted
 from rankscope.shapes import Bool
 
 EXAGGERATED = 4
-"""By how much more than usual the second pass is perturbed. What is left of numbers that cancel is a few units in their
-last place, and would be the same in two passes by chance if these moved it by no more than that. Differences between
-the passes count so much less (`profiles/agreement.py`)."""
+"""How many times the usual moves the second pass is perturbed by. Where numbers cancel, a few units in their last place
+are left: moves of no more than that could give the same number in both passes by chance. `profiles/agreement.py`
+divides differences between the passes by this factor."""
 ALIKE = 1e-9  # the distance of two states up to which they count as the same
 
 
 @dataclass(frozen=True)
 class DeviationSecondPass:
-    """One layer of the second pass by perturbed rules of deviation arithmetic, tokens in their original order."""
+    """One layer of the second pass in perturbed deviation arithmetic, tokens in their original order."""
 
     step: DeviationStep
     lost: Bool[Tensor, " batch"]
@@ -65,18 +67,19 @@ class FloatSecondPass:
 
     layer: FloatLayer
     block: Block | None  # None at the input
-    before: FloatLayer  # the layer before, valid tokens first; at the input that itself
+    before: FloatLayer  # the layer before, valid tokens first; at the input the input itself
     passes: "DeviationPasses"
 
     @cached_property
     def tokens_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
-        """The tokens after the layer as a state of deviation arithmetic, and moved by float64's rounding."""
+        """The tokens after the layer as both passes of deviation arithmetic have them: those of float64, and the same
+        moved by float64's rounding."""
         first, second = (DeviationStep(self.layer.step.layer, state, None) for state in self.layer.states(EXAGGERATED))
         return first, DeviationSecondPass(second, torch.zeros_like(self.layer.sees))
 
     @cached_property
     def block_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
-        """The block by both passes of deviation arithmetic, from the tokens before it."""
+        """The layer by both passes of deviation arithmetic, from float64's tokens before it."""
         assert self.block is not None
         return self.passes.starting_from(self.before).run_layer(self.block)
 
@@ -91,8 +94,8 @@ def with_second_pass(
 
     Args:
         inputs: What the passes start from.
-        by_rows: What is wanted of attention patterns that are too large to be held.
-        floats: Whether plain passes run where float64 sees what tokens differ by.
+        by_rows: Which numbers of attention patterns are asked for, if patterns are too large to be held.
+        floats: Whether the first stretch exists; without it deviation arithmetic starts at the input.
         together: Whether both passes of deviation arithmetic run as one batch.
     """
     order, passes = inputs.order, DeviationPasses(inputs, by_rows, together)
@@ -143,7 +146,8 @@ class DeviationPasses:
         self.lost = torch.zeros_like(inputs.state.valid.mask[:, 0])
 
     def starting_from(self, layer: FloatLayer) -> "DeviationPasses":
-        """Passes by the same rules from the tokens after a layer; those of layer 0 are known without rounding."""
+        """Passes by the same rules that start from the tokens after a layer. Layer 0 is the input, which float64 did
+        not round: its two states stay as they are."""
         passes = copy(self)
         if layer.step.layer:
             passes.states = layer.states(EXAGGERATED)
@@ -172,13 +176,13 @@ class DeviationPasses:
         return restored(step, order), DeviationSecondPass(restored(second, order), lost, zeros.heads)
 
     def _folded(self, flags: Tensor | bool) -> Tensor | bool:
-        """Flags of samples or their heads, of both passes where these run as one batch: True where either's is."""
+        """Flags of samples, or of their heads: where both passes run as one batch, True where the flag of either is."""
         if not self.together or not isinstance(flags, Tensor):
             return flags
         return flags.view(2, -1, *flags.shape[1:]).any(0)
 
     def _rounded_to_zero(self, block: Block, before: tuple[State, State], step: DeviationStep) -> UnprovedZeros:
-        """Return which samples and heads hold a zero that is rounding (`proved_zeros.py`), if there is one to look at.
+        """Return which samples and heads hold a zero that may be due to rounding (`proved_zeros.py`).
 
         Args:
             block: The layer.

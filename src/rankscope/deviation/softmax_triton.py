@@ -1,7 +1,7 @@
 """Rows of `P - 1 p^T` on a GPU, where no score is far above the reference row's: one kernel in place of some fifteen.
 
-`softmax.py` calls `gentle_rows`, whose formulas are those of `ReferenceRow._gentle` and whose third result answers
-what `ReferenceRow._far` asks. Every row of D is read once:
+`softmax.py` calls `gentle_rows`. Its formulas are those of `ReferenceRow._gentle`; its second result answers the
+question of `ReferenceRow._far`, whether some row needs other formulas. Every row of D is read once:
 
     U_ij = factor (D_ij - D_ij*),   x = size U,
     E_ij = expm1(x) / size, e^x / size or -1 / size, for columns seen by both rows, by row i alone, by the other alone,
@@ -93,7 +93,6 @@ def _kernel(  # type: ignore[no-untyped-def]
     tl.store(at[:, None] + column[None, :], change, mask=inside)
 
 
-@torch.library.custom_op("rankscope::gentle_rows", mutates_args=())
 def gentle_rows(
     D: Tensor,
     visible: Tensor,
@@ -109,7 +108,7 @@ def gentle_rows(
 ) -> tuple[Tensor, Tensor]:
     """Rows of `P - 1 p^T` without column j*, and whether a valid row needs another formula.
 
-    An operator of torch's, so that torch's compiler sees it as one.
+    It is registered with torch as one operator.
 
     Args:
         D: What scores exceed those of the reference row by, `[batch, head, row, token]`, in units of e^log.
@@ -144,11 +143,3 @@ def gentle_rows(
             heads, rows, n, ROWS=block, TOKENS=triton.next_power_of_2(n), num_warps=4 if n <= 1024 else 16,
         )  # fmt: skip
     return change, is_far > 0
-
-
-@gentle_rows.register_fake
-def _(D: Tensor, visible: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-    batch, heads, rows, n = D.shape
-    block = max(1, min(triton.next_power_of_2(rows), ENTRIES // triton.next_power_of_2(n)))
-    shape = (batch * heads, triton.cdiv(rows, block))
-    return D.new_empty(D.shape), D.new_empty(shape, dtype=torch.bool)

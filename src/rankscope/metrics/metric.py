@@ -38,7 +38,7 @@ class Reading:
     log10: Float[Tensor, "*batch"]  # log10 of |value|; -inf at zero
     floor: Float[Tensor, "*batch"]  # 0 where the arithmetic resolves any value
     digits: Float[Tensor, "*batch"] | None = None
-    """How many digits of the value a second pass agreed on; None where there was none."""
+    """How many decimal digits of the value rounding left, by a second pass; None where there was none."""
 
     @classmethod
     def of(cls, value: Float[Tensor, "*batch"], floor: Float[Tensor, "*batch"]) -> "Reading":

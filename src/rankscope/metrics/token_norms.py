@@ -1,12 +1,12 @@
-"""Norms of tokens and of their residual about the mean token, all of them in one go over the tokens.
+"""Norms of tokens and of their residual about the mean token, all of them from reading the tokens once.
 
-`residuals.py` reads its metrics off these numbers, in deviation arithmetic too, and `tokens.py` whether tokens are
-finite. With m the mean token of a sample and R = X - 1 m^T, of X and of R:
+`residuals.py` computes its metrics from these numbers, in deviation arithmetic too; `tokens.py` sees in them whether
+tokens are finite. With m the mean token of a sample and R = X - 1 m^T, of X and of R:
 
     ||A||_{1,inf} = sqrt(max_j sum_i |A_ij|  max_i sum_j |A_ij|),    ||A||_F,    max_ij |A_ij|.
 
-What takes the time is reading X. On a GPU, `token_norms_triton.py` reads it once from memory, as it came, without a
-copy in float64. On a CPU large tokens are taken a few samples at a time, so that these stay in the cache.
+Reading X is what takes time. On a GPU, `token_norms_triton.py` reads X once from memory, in its own dtype, without a
+copy in float64. On a CPU, large X is converted a few samples at a time, so that their copies stay in the cache.
 """
 
 from importlib.util import find_spec

@@ -1,12 +1,14 @@
-"""`token_norms` on a GPU: one kernel that reads tokens from memory once, and one that brings its numbers together.
+"""`token_norms` on a GPU: a kernel that reads tokens from memory once, and a small one that combines its results.
 
-A program has some columns of a sample, all its tokens: a **slab**. It goes over the slab twice: sums, largest and
-smallest entries of columns first, whence the mean token; then, of X and of R = X - 1 m^T, sums of |entries| by row and
-column, and of squares. Slabs that are in work at the same time fit into the GPU's cache, or nearly, where the second
-read finds them. Subtraction from the mean does not change the order of entries, so the largest |R_ij| is known
-before the second read, and squares are taken in units of it: they cannot leave the range.
+A program of the first kernel handles a **slab**: some columns of a sample, for all its tokens. It goes over the slab
+twice. First it takes sums, largest and smallest entries of columns, and so the mean token m; then, of X and of
+R = X - 1 m^T, sums of |entries| by row and column, and sums of squares. The slabs that run at the same time fit into
+the GPU's cache, or nearly, where the second read finds them. Subtraction from the mean does not change the order of
+entries, so the largest |R_ij| is known before the second read, and squares are taken in units of it: they cannot leave
+the range.
 
-What slabs give is added up over the slabs of a sample: sums of rows by torch, the rest by `_finish`.
+The results of the slabs of a sample are then combined: sums of rows by torch, the others by the second kernel,
+`_finish`.
 """
 
 import torch

@@ -1,12 +1,16 @@
 """Compares the readings of two passes, and marks those that rounding decided.
 
 Called by `steps.py` for each layer: `checked` and `checked_floats` where a second pass ran beside the first
-(`check=True`), `confirmed` where doubled precision did. A reading holds to as many digits as both passes agree on.
+(`check=True`), `confirmed` where doubled precision did. Each estimates the relative error that rounding caused in every
+reading, writes it as `digits`, and marks readings whose error is above `AGREED`.
 
-Where the first pass ran in float64, the second is float32's (`deviation/float_passes.py`): a small share of what they
-differ by is float64's own rounding (`checked_floats`). Where both passes are deviation arithmetic, the second
-perturbed, they must agree themselves (`checked`). Numbers that agree by chance are found by comparing what they are
-read off: tokens, patterns, and what else a metric is `sensitive_to`.
+- `checked_floats`: the first pass ran in float64, the second in float32. Their difference times `ROUNDING` is the error
+  (`deviation/float_passes.py`).
+- `checked`: both passes ran in deviation arithmetic, the second perturbed `EXAGGERATED` times as much as usual.
+  Their difference divided by that is the error.
+
+Two readings may agree by chance. So the largest difference counts, of a reading and of what it is read off: tokens,
+patterns, and what else a metric is `sensitive_to`.
 """
 
 import math
@@ -32,7 +36,7 @@ from rankscope.nets.plain import contributions
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
-AGREED = 1e-9  # relative difference up to which two passes agree
+AGREED = 1e-9  # the largest relative error of a reading that is not marked
 NOISY = 100 * torch.finfo(torch.float64).eps
 """The distance of two passes, for each token or width, above which counts are taken again at a tolerance of it."""
 COUNTED = 100.0  # how many times the distance of two passes a singular value must be to be no rounding
@@ -43,7 +47,7 @@ ByDeviation = Callable[[Metric], tuple[DeviationStep, DeviationSecondPass]]
 
 
 def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass) -> Readings:
-    """Readings of deviation arithmetic with their digits, marked where the second pass does not agree."""
+    """Readings of deviation arithmetic with their digits, marked where the second pass differs."""
     distance = comparison.state_distance(step.state, second.step.state)
     inputs: dict[str, Errors | None] = {"tokens": distance / EXAGGERATED}
     if any(metric.of == "attention" for metric, _ in readings):
@@ -57,14 +61,14 @@ def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass
 def checked_floats(
     readings: Readings, narrow: Readings, layer: FloatLayer, net: Transformer, by_deviation: ByDeviation
 ) -> Readings:
-    """Readings of float64 with their digits; those that float64 does not see are read off deviation arithmetic.
+    """Readings of float64 with their digits; those with an error above `AGREED` are replaced by deviation arithmetic's.
 
     Args:
         readings: Those of the pass in float64.
         narrow: The same of the pass in float32.
-        layer: What both passes gave.
+        layer: The tokens and patterns of both passes.
         net: The network.
-        by_deviation: The layer by deviation arithmetic in both of its passes, as much as a metric needs.
+        by_deviation: Runs as much of the layer as a metric needs in both passes of deviation arithmetic.
     """
     result = []
     for (metric, reading), (_, other) in zip(readings, narrow, strict=True):
@@ -89,7 +93,7 @@ def checked_floats(
 
 
 def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transformer) -> Errors:
-    """How far what a reading is read off is in float32 from float64: infinite where that cannot be told."""
+    """How far what a metric is read off is apart in float32 and float64; infinite where that is not known."""
     a, b = layer.step, layer.narrow
     if metric.count:  # a singular value is counted at a tolerance of float64's
         return torch.full_like(reading.value, torch.inf)
@@ -115,7 +119,7 @@ def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transforme
 
 
 def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_differ: bool) -> Errors:
-    """`_change` of attention by rows: of the numbers of its rows, where they are not of what rows differ by."""
+    """`_change` for attention by rows: of the number of each row; not known for metrics of what rows differ by."""
     assert layer.numbers is not None and layer.narrow_numbers is not None
     numbers, narrow = layer.numbers.of_rows.get(metric.name), layer.narrow_numbers.of_rows.get(metric.name)
     if rows_differ or numbers is None or narrow is None:
@@ -129,8 +133,8 @@ def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_di
 def _chosen(pick: Tensor, a: Reading, b: Reading) -> Reading:
     """The entries of a where `pick` is true, those of b elsewhere."""
     digits = None if a.digits is None or b.digits is None else torch.where(pick, a.digits, b.digits)
-    parts = ((a.value, b.value), (a.log10, b.log10), (a.floor, b.floor))
-    return Reading(*(torch.where(pick, *pair) for pair in parts), digits)
+    value, log10 = torch.where(pick, a.value, b.value), torch.where(pick, a.log10, b.log10)
+    return Reading(value, log10, torch.where(pick, a.floor, b.floor), digits)
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:

@@ -1,8 +1,10 @@
-"""What `measure` reads of a batch on a GPU: passes and readings captured as one graph, and replayed.
+"""A whole measurement of a batch on a GPU as one CUDA graph: both passes, the readings of all layers, and their marks.
 
-Called by `propagation.py`. The layers of both passes and what is read of them are small kernels by the thousand, and
-the readings are a few numbers of each layer. So the graph (`deviation/replay.py`) holds all of it, and its numbers
-leave the GPU together; what other readers look at is copied only where there are such readers.
+Called by `propagation.py`. The passes and readings are thousands of small kernels, which take longer to start than to
+run, and their result is a few numbers for each layer. So `captured_steps` hands all of it to `deviation/replay.py` as
+one function of tensors (`_passes`), which records it, captures it and replays it. The numbers of all layers leave the
+GPU in one copy (`_steps`). The layers themselves are copied out of the graph only if a reader asks for more than
+readings.
 """
 
 import math
@@ -27,24 +29,24 @@ from rankscope.nets import Step, Transformer
 from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerNumbers, LayerStep
 
-ALIVE = 20  # layers of one pass in whose memory both passes of a layer are computed
+ALIVE = 20  # layers of one pass that need as much memory as a measurement takes at its peak
 
 
 class Piece(NamedTuple):
-    """Readings of one metric in several layers, as they lie among the numbers of a graph."""
+    """Where readings of one metric in several layers lie among the numbers of a graph."""
 
-    metric: int  # its place among those asked for
+    metric: int  # the index of the metric among those asked for
     layers: tuple[int, ...]
-    shape: tuple[int, ...]  # of the reading of one layer
-    parts: int  # value, log10 and floor; and the digits, if they are known
+    shape: tuple[int, ...]  # the shape of a reading of one layer
+    parts: int  # 3: value, log10 and floor; or 4, with digits
 
 
 class CapturedPasses(NamedTuple):
-    """What a graph gives."""
+    """The result of a graph."""
 
-    numbers: Tensor  # of all readings, then whether each layer is finite, then how far its rows are from summing to one
+    numbers: Tensor  # of all readings; then by layer: 1 if finite; then how far rows are from summing to one
     pieces: tuple[Piece, ...]
-    steps: tuple[Step | DeviationStep, ...]  # the layers themselves, if anybody looks at them
+    steps: tuple[Step | DeviationStep, ...]  # the layers themselves; empty if no reader looks at them
 
 
 def captured_steps(
@@ -60,8 +62,8 @@ def captured_steps(
         check: Whether a second pass runs beside the first.
         hold: Whether the layers themselves are wanted.
     """
-    net, (samples, tokens) = inputs.net, valid.shape
-    if not can_replay(net, samples, tokens, max(ALIVE, 2 * net.arch.layers * hold)):
+    net = inputs.net
+    if not can_replay(net, valid.shape, max(ALIVE, 2 * net.arch.layers * hold)):
         return None
     key = ("measure", weights_key(net), tuple(map(id, metrics)), check, hold)
     result = replay_cache.run(key, partial(_passes, net, tuple(metrics), check, hold), (inputs.tensors, valid))
@@ -71,7 +73,7 @@ def captured_steps(
 def _passes(
     net: Transformer, metrics: Sequence[Metric], check: bool, hold: bool, given: tuple[StartingTensors, Tensor]
 ) -> CapturedPasses:
-    """Both passes through all layers, and what is read of each."""
+    """The measurement as a function of tensors: both passes through all layers, and what is read of each layer."""
     inputs, valid = PassInputs(net, *given[0]), given[1]
     layers = []
     for step, second in with_second_pass(inputs, together=True) if check else _first_pass(inputs):
@@ -93,8 +95,8 @@ def _passes(
 
 
 def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> Iterator[tuple[tuple[int, ...], Readings]]:
-    """Yields (indices of layers, their readings side by side along the samples): those of tokens are taken of all
-    layers of an arithmetic in one go."""
+    """Yields (indices of layers, readings of these layers concatenated along the samples). Metrics of tokens are read
+    in one go from all layers that ran in the same arithmetic; other metrics layer by layer."""
     of_tokens = [metric for metric in metrics if metric.of == "tokens"]
     others = [metric for metric in metrics if metric.of != "tokens"]
     for index, layer in enumerate(layers if others else ()):
@@ -106,7 +108,7 @@ def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> Iterato
 
 
 def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
-    """The tokens of several layers as samples of one."""
+    """One layer whose samples are the samples of several layers; of tokens alone, without attention."""
     first, valid = layers[0], torch.cat([layer.valid for layer in layers])
     seconds = [layer.second for layer in layers]
     if isinstance(first.step, DeviationStep):
@@ -129,7 +131,7 @@ def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
 
 
 def _joined(steps: Sequence[DeviationStep]) -> DeviationStep:
-    """The states of several layers as samples of one."""
+    """One step whose samples are those of several steps, without attention."""
     x, R = (
         Scaled(torch.cat([part.value for part in parts]), torch.cat([part.log for part in parts]))
         for parts in ([step.state.x for step in steps], [step.state.R for step in steps])
@@ -153,7 +155,7 @@ def _first_pass(inputs: PassInputs) -> Iterator[tuple[DeviationStep, None]]:
 def _steps(
     net: Transformer, result: CapturedPasses, metrics: Sequence[Metric], valid: Tensor, start: int
 ) -> Iterator[LayerStep]:
-    """The layers as readers see them, from what a graph gave."""
+    """Yields the layers as readers see them, unpacked from the result of a graph."""
     numbers, at, count = result.numbers.cpu(), 0, net.arch.layers + 1
     readings: list[Readings] = [[] for _ in range(count)]
     for piece in result.pieces:

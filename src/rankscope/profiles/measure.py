@@ -4,12 +4,12 @@ What happens when it is called, file by file:
 
 1. `sources/inputs.py` makes a network and tokens of what was given; `metrics/catalogue.py` finds the metrics.
 2. `propagation.py` runs one **pass**: batches of samples through the network, in an arithmetic, on a device.
-   Deviation arithmetic (`deviation/propagate.py`) runs a **second pass** with different rounding beside it
-   (`deviation/second_pass.py`) unless `check=False`.
+   In deviation arithmetic (`deviation/propagate.py`) a **second pass** with different rounding runs beside the first
+   (`deviation/second_pass.py`) unless `check=False`; on a GPU steps 2 to 5 are replayed (`captured.py`).
 3. Each layer of each batch becomes a **step** (`steps.py`), which computes readings at most once.
 4. Every **reader** (`readers.py`) is shown every step: here one of metrics, one of checks, and the caller's.
 5. The reader of metrics asks the step for its **readings** (`readings.py`, `deviation/readings.py`), which
-   `agreement.py` compares with those of the second pass: where the two differ, a reading is marked.
+   `agreement.py` compares with those of the second pass: readings that rounding decided are marked.
 6. Readings become **rows** of one table (`readings.py`), and the table a `Profile` (`profile.py`).
 """
 
@@ -74,8 +74,8 @@ def measure(
         progress: Called as `progress(done, total)` after each layer.
         device: Where to run; where the network is, if left out.
         readers: What else is taken from the same pass (`profiles/readers.py`).
-        check: Whether a second pass, rounded differently, runs beside deviation arithmetic. What the two do not agree
-            on to nine digits is marked (`docs/deviation.md`); without it nothing is.
+        check: Whether a second pass with different rounding runs beside the first. Readings of which rounding left less
+            than nine digits are marked (`docs/deviation.md`); without it none are but those at a floor.
         confirm: Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the time): its
             readings are shown, and `digits` says how many of their digits float64 has.
 

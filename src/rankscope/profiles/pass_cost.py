@@ -1,7 +1,8 @@
-"""What a pass will cost in memory and in time, told before it starts.
+"""Estimates the memory and the time of a pass before it starts.
 
-Called by `propagation.py`, which refuses a pass that does not fit (`check_memory`) and asks how many batches do
-(`batches_beside`), and by `measure.py` and the command line, which say how long it will take (`seconds`).
+Called by `propagation.py`, which refuses a pass that does not fit into memory (`check_memory`) and asks how many
+batches fit side by side (`batches_beside`), and by `measure.py` and the command line, which say how long the pass will
+take (`seconds`).
 
 **Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its
 scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.
@@ -12,10 +13,11 @@ some blocks.
 
     n (numbers in its weight matrices) + 2 n^2 heads head_width
 
-times in products of matrices; it goes over `n^2 heads + n (4 width + mlp_width)` entries of attention and of what its
-parts give; and every layer of every batch has small operations to start. What an arithmetic takes of each is its
-`Cost`; how fast this machine multiplies is timed (`rate`). Their sum is the time, mostly within a factor of two; files
-that are read on the way take longer. `python -m benchmarks.growth` puts what is told beside what is taken.
+times in products of matrices; operations other than products go over `n^2 heads + n (4 width + mlp_width)` entries, of
+attention and of the outputs of its parts; and every layer of every batch takes some time to start, however small it is.
+How much of each an arithmetic needs is its `Cost`; how fast this machine multiplies is timed (`rate`). The sum of the
+three is the estimate, mostly within a factor of two of the time taken; time for reading files is not in it. `python -m
+benchmarks.growth` prints estimates beside the times taken.
 """
 
 import math
@@ -118,8 +120,8 @@ class Cost(NamedTuple):
     """What a kind of pass takes, on one kind of device."""
 
     products: float  # times the products of matrices of a plain pass
-    entries: float  # multiplications and additions in the time of what happens to an entry beside products
-    start: float  # seconds of a layer of a batch, however small
+    entries: float  # time of the operations on an entry beside products, in multiplications and additions
+    start: float  # seconds that a layer of a batch takes at least
 
 
 COSTS = {

@@ -8,8 +8,8 @@ One row per variant, arithmetic, sample, layer, metric (and head, for metrics of
 
 and a column for each factor that `Profile.join` was given, as a seed or a size.
 
-A value at or below its floor is rounding noise: it stays in the table, marked. `digits` is how many digits of
-it a second pass, rounded otherwise, agreed on (`agreement.py`); null where there was none.
+A value at or below its floor is rounding noise: it stays in the table, marked. `digits` is how many of its
+decimal digits rounding left, by a second pass with different rounding (`agreement.py`); null where there was none.
 """
 
 import math

@@ -2,8 +2,9 @@
 
 Called by `measure` (`layer_pass`, by way of `run_side_by_side`) and by whoever has readers of their own (`one_pass`).
 In order: what readers need is asked; the network is brought into its arithmetic and onto its device; memory is checked
-(`pass_cost.py`); then each batch runs layer by layer (`_layer_steps`: plain rules, deviation arithmetic alone, with its
-second pass, or in doubled precision; on a GPU captured, `captured.py`), and every reader is shown every step.
+(`pass_cost.py`); then each batch runs layer by layer (`_layer_steps`), and every reader is shown every step. A batch
+runs by plain rules, in deviation arithmetic with or without its second pass, or in doubled precision; on a GPU a
+measurement in deviation arithmetic is a captured graph (`captured.py`).
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -94,8 +95,8 @@ def one_pass(
         batch: Samples that run together at most.
         progress: Called as `progress(done, total)` after each layer.
         device: Where to run; where the network is, if left out.
-        check: Whether a second pass, rounded differently, runs beside deviation arithmetic.
-        confirm: Whether doubled precision runs beside it.
+        check: Whether deviation arithmetic has a second pass with different rounding.
+        confirm: Whether doubled precision runs beside deviation arithmetic.
     """
     options = PassOptions(arithmetic, batch, progress, device, check, confirm)
     (record,) = run_side_by_side([layer_pass(net, X, padding_from(padding, attention_mask), readers, options)])
@@ -209,15 +210,15 @@ def _layer_steps(
         if steps is not None:
             yield from steps
         elif options.check and X.shape[1]:
-            for step, second in with_second_pass(inputs, request):
-                rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
-                yield LayerStep(net, start, valid, step, second, rows)
+            for first, second in with_second_pass(inputs, request):
+                numbers = second.layer.numbers if isinstance(second, FloatSecondPass) else None
+                yield LayerStep(net, start, valid, first, second, numbers)
         else:
             yield from (LayerStep(net, start, valid, step) for step in layers(inputs))
 
 
 def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions) -> bool:
-    """Whether P is read by rows, where it can be; off the CPU what fits is held, where that is many times as fast."""
+    """True if P is so large that it is read by rows if it can be. A GPU holds what fits: that is far faster."""
     size = size_of_attention(net.arch, len(X), X.shape[1])
     if kind == "deviation" and net.device.type != "cpu":
         free = free_memory(net.device)

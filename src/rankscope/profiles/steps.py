@@ -2,7 +2,7 @@
 
 Made by `propagation.py`, shown to every reader of `readers.py`. Readings come from `readings.py` where the network ran
 on ordinary tensors and from `deviation/readings.py` where it ran in deviation arithmetic; then `agreement.py` compares
-them with the second pass. What several readers need is computed once, what none asks for never.
+them with the second pass. What several readers need is computed once; what no reader asks for is not computed.
 """
 
 import math
@@ -57,9 +57,9 @@ def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
 
 @dataclass(frozen=True, eq=False)
 class LayerNumbers:
-    """What `measure` reads of a layer, where a captured pass computed that with the layer itself."""
+    """Readings of a layer that a captured graph computed together with the layer (`captured.py`)."""
 
-    metrics: Sequence[Metric]  # what was asked for
+    metrics: Sequence[Metric]  # the metrics that were asked for
     readings: Readings
     finite: Bool[Tensor, ""]
     row_sum_defect: Float[Tensor, ""] | None
@@ -73,10 +73,10 @@ class LayerStep:
     start: int  # the index of the batch's first sample
     valid: Bool[Tensor, "batch token"]  # True at tokens, False at padding
     step: Step | DeviationStep
-    second: SecondPassLayer | None = None  # the same layer of a second pass, rounded differently
+    second: SecondPassLayer | None = None  # the same layer of a second pass with different rounding
     rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
     confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
-    known: "LayerNumbers | None" = None  # what was read of the layer while it was computed
+    known: "LayerNumbers | None" = None  # readings that came with the layer from a captured graph
 
     @property
     def layer(self) -> int:
@@ -119,11 +119,11 @@ class LayerStep:
         readings = self._plain_readings(metrics)
         if not isinstance(self.second, FloatSecondPass):
             return readings
-        layer, second = self.second.layer, self.second
+        layer, by_floats = self.second.layer, self.second
         narrow = replace(self, step=_as_much(layer.narrow, self.step), rows=layer.narrow_numbers, second=None)
 
         def by_deviation(metric: Metric) -> tuple[DeviationStep, DeviationSecondPass]:
-            return second.tokens_by_deviation if metric.of == "tokens" else second.block_by_deviation
+            return by_floats.tokens_by_deviation if metric.of == "tokens" else by_floats.block_by_deviation
 
         others = narrow._plain_readings([metric for metric, _ in readings])
         return checked_floats(readings, others, layer, self.net, by_deviation)
