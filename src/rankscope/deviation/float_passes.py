@@ -173,8 +173,8 @@ class FloatPasses:
             self.rules = _WatchedStreamed(net, settings, by_rows)
             self.narrow_rules = StreamedPlain(net, narrow, by_rows)
         self.valid, X = inputs.state.valid, inputs.state.tokens()
-        step, narrow = Step(0, X, None), Step(0, X.to(torch.float32), None)
-        self.last = self._layer(step, narrow, None, None, torch.ones_like(settings.valid[:, 0]), CLOSE)
+        step, of_narrow = Step(0, X, None), Step(0, X.to(torch.float32), None)
+        self.last = self._layer(step, of_narrow, None, None, torch.ones_like(settings.valid[:, 0]), CLOSE)
 
     def run_layer(self, block: Block) -> FloatLayer:
         """The next layer, from `last`. The caller sets `last` to the result if float64 is trusted with it."""
