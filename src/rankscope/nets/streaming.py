@@ -129,7 +129,8 @@ class StreamedPlain(Plain):
         """`P V`; metrics of rows are written into P, if it is given."""
         wanted = self.request.by_row if P is not None else {}
         q = rows.q
-        if not wanted and rows.fused:
+        # On a GPU torch has no fused kernel for float64, and would hold P.
+        if not wanted and rows.fused and not (q.is_cuda and q.dtype == torch.float64):
             scale = 1 / self.arch.divisor
             return F.scaled_dot_product_attention(q, rows.k, V, is_causal=rows.behind, scale=scale)
         batch, heads, n = q.shape[:3]
