@@ -4,24 +4,29 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 import rankscope
 from rankscope.deviation.decisions import (
+    LOOKED_AT,
     Presuming,
+    Question,
     Recording,
     answering,
     at_layer,
     can_skip,
+    keep,
     must_compute,
     saves_a_pass,
     terms_needed,
 )
 from rankscope.deviation.propagate import PassInputs
-from rankscope.deviation.replay import ReplayInputs, run_layers
-from rankscope.deviation.second_pass import second_pass_of_layers
+from rankscope.metrics import chosen_metrics
 from rankscope.nets import Architecture, Transformer
+from rankscope.profiles.captured import CapturedPasses, _passes
+from rankscope.profiles.measure import DEFAULT_METRICS
 from tests.builders import normal
 
 QUESTIONS = {"can_skip", "must_compute", "saves_a_pass", "terms_needed"}
@@ -44,10 +49,18 @@ def test_every_call_asks_by_a_name_of_its_own() -> None:
     assert len(names) > 30 and max(names.values()) == 1
 
 
-def recorded(inputs: PassInputs) -> Recording:
-    weights = tuple(block.weights for block in inputs.net.blocks)
+METRICS = chosen_metrics("these tests", [*DEFAULT_METRICS, "effective_rank", "entropy", "head_residual"])
+
+
+def computed(net: Transformer, X: Tensor) -> CapturedPasses:
+    """Both passes, and what is read of them, as a graph computes them."""
+    inputs, valid = PassInputs.of(net, X), torch.ones(X.shape[:2], dtype=torch.bool)
+    return _passes(net, METRICS, True, False, (inputs.tensors, valid))
+
+
+def recorded(net: Transformer, X: Tensor) -> Recording:
     with answering(Recording()) as asking:
-        run_layers(inputs.net, ReplayInputs(weights, inputs.settings, inputs.state), second_pass_of_layers)
+        computed(net, X)
     return asking
 
 
@@ -56,27 +69,27 @@ class Listening(Presuming):
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording.answers)
-        self.order: list[tuple[int, str, int]] = []
+        self.order: list[Question] = []
 
-    def answer(self, name: str, condition: Tensor) -> int:
-        layer = (self.layer, name)
-        self.order.append((*layer, self._asked[layer]))
-        return super().answer(name, condition)
+    def question(self, name: str) -> Question:
+        self.order.append(super().question(name))
+        return self.order[-1]
 
 
-def test_a_replayed_pass_asks_the_questions_that_were_recorded() -> None:
-    """In the same order, first pass and second, also with tokens for which other shortcuts are allowed; then
-    some presumed answers are violated."""
+@pytest.mark.parametrize(("close", "least"), [(1.0, 25), (1e-9, 100)])
+def test_a_replayed_pass_asks_the_questions_that_were_recorded(close: float, least: int) -> None:
+    """In the same order, both passes and readings, in float64 and in deviation arithmetic, also with tokens for which
+    other shortcuts are allowed; then some presumed answers are violated."""
     arch = Architecture(layers=2, width=8, heads=2, mlp_width=12, norm="layer", mask="causal")
     net = Transformer.random(arch, seed=1)
-    X = normal(2, 5, 8, seed=2)
-    recording = recorded(PassInputs.of(net, X))
-    assert recording.answers == recorded(PassInputs.of(net, X)).answers and len(recording.answers) > 100
-    close = PassInputs.of(net, X * 1e-9 + normal(1, 1, 8, seed=5))
-    weights = tuple(block.weights for block in close.net.blocks)
-    for inputs, violated in ((PassInputs.of(net, X), False), (close, True)):
+    X, other = (
+        share * normal(2, 5, 8, seed=2) + (1 - share) * normal(1, 1, 8, seed=5) for share in (close, 1e-9 / close)
+    )
+    recording = recorded(net, X)
+    assert recording.answers == recorded(net, X).answers and len(recording.answers) > least
+    for tokens, violated in ((X, False), (other, True)):
         with answering(Listening(recording)) as asking:
-            run_layers(net, ReplayInputs(weights, inputs.settings, inputs.state), second_pass_of_layers)
+            computed(net, tokens)
         assert asking.order == list(recording.answers)
         assert bool(asking.violations(X).any()) == violated
 
@@ -105,3 +118,76 @@ def test_answers_are_those_of_the_numbers_or_those_presumed() -> None:
     assert second.answers == {(1, "a", 0): 0, (1, "b", 0): 0, (1, "c", 0): 0, (1, "d", 0): 5}
     with answering(Presuming({})) as general:
         assert ask(yes, 4) == (False, True, False, 9) and not len(general.violations(yes))
+
+
+def test_a_condition_of_many_entries_is_one_of_them_all() -> None:
+    mixed = torch.tensor([[True, False], [True, True]])
+    for ask in (can_skip, must_compute):
+        assert ask("a", torch.ones(2, 3, dtype=torch.bool)) and ask("a", torch.ones((), dtype=torch.bool))
+        assert not ask("a", torch.zeros(2, 3, dtype=torch.bool))
+    assert not can_skip("a", mixed) and must_compute("a", mixed)
+    assert can_skip("a", mixed[:0]) and not must_compute("a", mixed[:0])
+    assert saves_a_pass("a", mixed, lambda: mixed[1]) and not saves_a_pass("a", mixed, lambda: mixed)
+    assert saves_a_pass("a", mixed, lambda: torch.tensor([-2.0, 1.0]), within=2.0)
+    assert not saves_a_pass("a", mixed, lambda: torch.tensor([-2.0, 1.0]), within=1.0)
+
+
+FINE = torch.tensor([-2.0, 0.0, 2.0])
+TRUE = torch.ones(2, 3, dtype=torch.bool)
+
+
+def ask_each(numbers: Tensor, truths: Tensor, enough: int) -> tuple[bool, bool, bool, int]:
+    """A question of every kind."""
+    return (
+        saves_a_pass("numbers", numbers, lambda: numbers, within=2.0),
+        can_skip("truths", truths),
+        must_compute("falsehoods", ~truths),
+        terms_needed("terms", torch.tensor(enough), 9),
+    )
+
+
+ONE_FALSE = torch.tensor([[True, True, True], [True, False, True]])
+VIOLATIONS = {
+    "above": (torch.tensor([0.0, 2.5, 0.0]), TRUE, 4, 1),
+    "below": (torch.tensor([0.0, -2.5, -3.0]), TRUE, 4, 2),
+    "NaN": (torch.tensor([torch.nan, 0.0, 0.0]), TRUE, 4, 1),
+    "inf": (torch.tensor([0.0, torch.inf, 0.0]), TRUE, 4, 1),
+    "-inf": (torch.tensor([0.0, 0.0, -torch.inf]), TRUE, 4, 1),
+    "truths": (FINE, ONE_FALSE, 4, 2),  # of what can be skipped, and of what must be computed
+    "terms": (FINE, TRUE, 5, 1),
+    "all": (FINE + 1, ~TRUE, 9, 1 + 12 + 1),
+}
+
+
+@pytest.mark.parametrize("many", [1, LOOKED_AT])
+@pytest.mark.parametrize("kind", VIOLATIONS)
+def test_every_kind_of_violated_condition_is_found(kind: str, many: int) -> None:
+    """Entries are looked at together in the end; of a condition of very many entries, one is made before."""
+    with answering(Recording()) as recording:
+        assert ask_each(FINE.repeat(many), TRUE.repeat(1, many), 4) == (True, True, False, 4)
+    numbers, truths, enough, count = VIOLATIONS[kind]
+    for given, expected in (((FINE, TRUE, 4), 0), ((FINE / 2, TRUE, 3), 0), ((numbers, truths, enough), count)):
+        with answering(Presuming(recording.answers)) as presuming:
+            found = ask_each(given[0].repeat(many), given[1].repeat(1, many), given[2])
+        assert found == (True, True, False, 4)
+        violations = presuming.violations(FINE)
+        assert violations.dtype == torch.bool and bool(violations.any()) == (expected > 0)
+        assert int(violations.sum()) == expected or many > 1
+
+
+def test_conditions_that_nothing_was_left_out_for_are_no_violations() -> None:
+    with answering(Recording()) as recording:
+        assert ask_each(FINE + 1, ~TRUE, 9) == (False, False, True, 9)
+    with answering(Presuming(recording.answers)) as presuming:
+        assert ask_each(FINE * torch.nan, ~TRUE, 9) == (False, False, True, 9)
+    assert not len(presuming.violations(FINE))
+
+
+def test_what_a_graph_reads_is_kept_while_answers_are_presumed() -> None:
+    t = torch.ones(2)
+    keep(t)
+    with answering(Recording()):
+        keep(t)
+    with answering(Presuming({})) as presuming:
+        keep(t)
+    assert len(presuming.kept) == 1 and presuming.kept[0] is t

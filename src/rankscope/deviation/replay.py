@@ -81,11 +81,17 @@ class ReplayCache:
                 self.computations.popitem(last=False)
             return result
         self.computations.move_to_end(full_key)
-        if cached.run is None:
-            self._prepare(cached, function, inputs, capture)
-        assert cached.run is not None
-        result, violations = cached.run(inputs)
-        if bool(violations.any()):
+        try:
+            if cached.run is None:
+                self._prepare(cached, function, inputs, capture)
+            assert cached.run is not None
+            result, violations = cached.run(inputs)
+            violated = bool(violations.any())
+        except (RuntimeError, ValueError):
+            # What was presumed falsely may give NaN, which metrics and decompositions refuse. Any other error comes
+            # again when the numbers are asked.
+            violated = True
+        if violated:
             with answering(Recording(at_most=cached.answers)) as asking:
                 result = function(inputs)
             cached.answered_anew(asking.answers)

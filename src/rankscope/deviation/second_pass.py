@@ -101,7 +101,7 @@ def with_second_pass(
     order, passes = inputs.order, DeviationPasses(inputs, by_rows, together)
     at_layer(0)
     float_passes = FloatPasses(inputs, by_rows) if floats and trusts_floats(inputs.net.arch) else None
-    if float_passes is not None and can_skip("second_pass.float64", float_passes.last.sees):
+    if float_passes is not None and can_skip("second_pass.float64_input", float_passes.last.sees):
         first = start = float_passes.last  # deviation arithmetic will start from there
         shown = first.restored(order)
         yield shown.step, FloatSecondPass(shown, None, first, passes)
