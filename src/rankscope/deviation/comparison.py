@@ -154,7 +154,7 @@ def state_distance(a: State, b: State, deep: bool = True) -> LogScales:
     difference = torch.maximum(torch.linalg.vector_norm(r - q, dim=(1, 2)), (log_r - log_q).abs())
     difference = difference / (log_r.abs() / 1e3).clamp(min=1.0) if deep else difference
     unit = torch.maximum(a.x.log_size(), a.R.log_size())
-    mean_a, mean_b = ((state.x + state.centred()[0]).at(unit) for state in (a, b))
+    mean_a, mean_b = ((state.x + state.mean).at(unit) for state in (a, b))
     shift = torch.linalg.vector_norm(mean_a - mean_b, dim=1)
     shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift
     return torch.maximum(difference, shift).nan_to_num(nan=torch.inf, posinf=torch.inf)

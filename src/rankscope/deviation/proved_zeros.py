@@ -86,8 +86,11 @@ def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -
 
 def equal_outputs(R: Tensor, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
     """True for heads whose outputs `[batch, head, token, width]` are the same for all tokens, if there are several."""
-    tokens = valid.mask[:, None, :, None]
-    most, least = R.masked_fill(~tokens, -torch.inf).amax(2), R.masked_fill(~tokens, torch.inf).amin(2)
+    if valid.all and R.shape[2]:
+        most, least = R.amax(2), R.amin(2)
+    else:
+        tokens = valid.mask[:, None, :, None]
+        most, least = R.masked_fill(~tokens, -torch.inf).amax(2), R.masked_fill(~tokens, torch.inf).amin(2)
     return (most == least).all(-1) & (valid.count > 1)
 
 

@@ -43,7 +43,7 @@ class CachedComputation:
     run: Callable[[Any], tuple[Any, Tensor]] | None = None
     """The function with answers presumed, which returns its result and its violations. On a GPU a captured graph; None
     until it is made. It holds the network, so that no other network comes to lie where the weights of this one are."""
-    size: int = 0  # bytes of the result of its graph
+    size: int = 0  # bytes of the result of its graph, and of what the function keeps alive
     changes: int = 0  # how often a violation changed the answers
 
     def answered_anew(self, answers: Answers) -> None:
@@ -60,7 +60,9 @@ class ReplayCache:
     computations: OrderedDict[Hashable, CachedComputation] = field(default_factory=OrderedDict)
     pool: Any = None  # memory that all graphs share for their intermediate tensors
 
-    def run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True) -> Result:
+    def run(
+        self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True, held: int = 0
+    ) -> Result:
         """`function(inputs)`, recorded, presumed or replayed as the module's docstring says.
 
         Args:
@@ -69,6 +71,7 @@ class ReplayCache:
                 same each time.
             inputs: Nested tuples, dicts and dataclasses of tensors.
             capture: Whether a graph may be made of the function.
+            held: Bytes that the function keeps alive, as those of weights.
         """
         inputs = converted(inputs, lambda t: t)  # without what is cached with its parts, which would not be asked again
         full_key = (key, form(inputs))
@@ -83,7 +86,7 @@ class ReplayCache:
         self.computations.move_to_end(full_key)
         try:
             if cached.run is None:
-                self._prepare(cached, function, inputs, capture)
+                self._prepare(cached, function, inputs, capture, held)
             assert cached.run is not None
             result, violations = cached.run(inputs)
             violated = bool(violations.any())
@@ -102,7 +105,9 @@ class ReplayCache:
         self.computations.clear()
         self.pool = None
 
-    def _prepare(self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any, capture: bool) -> None:
+    def _prepare(
+        self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any, capture: bool, held: int
+    ) -> None:
         """Make `cached.run`: the function with answers presumed, captured on a GPU."""
         answers, like = cached.answers, tensors_of(inputs)[0]
         kept: list[Tensor] = []  # lives as long as `run`, which the graph's replay holds
@@ -117,7 +122,8 @@ class ReplayCache:
         if not (capture and self.captures(inputs)):
             return
         try:
-            cached.run, cached.size = self._captured(run, inputs)
+            cached.run, size = self._captured(run, inputs)
+            cached.size = size + held
         except RuntimeError as refused:
             # The same numbers, but kernels are started one by one.
             warn(f"a pass could not be captured as a CUDA graph, and is slower: {refused}", stacklevel=2)
@@ -161,12 +167,14 @@ replay_cache = ReplayCache()
 """The process's cache."""
 
 
-def replayed(key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True) -> Result:
+def replayed(
+    key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True, held: int = 0
+) -> Result:
     """`function(inputs)`, where the host would wait for its questions by the process's `ReplayCache`; arguments are
     those of `ReplayCache.run`."""
     if not waits(tensors_of(inputs)[0]):
         return function(inputs)
-    return replay_cache.run(key, function, inputs, capture)
+    return replay_cache.run(key, function, inputs, capture, held)
 
 
 def waits(like: Tensor) -> bool:
@@ -195,14 +203,24 @@ def can_replay(net: Transformer, shape: torch.Size, held: int) -> bool:
     return held * layer <= torch.cuda.mem_get_info(net.device)[1] * MEMORY_SHARE
 
 
+def bytes_of_weights(net: Transformer) -> int:
+    """The bytes of the weights of a network in memory."""
+    return sum(t.nbytes for t in _weights(net))
+
+
 def weights_key(net: Transformer) -> Hashable:
     """Equal for networks of one architecture whose weights lie at the same addresses."""
-    if net not in _weights:
-        _weights[net] = tensors_of(tuple(block.weights for block in net.blocks))
-    return net.arch, tuple((t.data_ptr(), t.shape, t.stride()) for t in _weights[net])
+    return net.arch, tuple((t.data_ptr(), t.shape, t.stride()) for t in _weights(net))
 
 
-_weights: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
+def _weights(net: Transformer) -> list[Tensor]:
+    """The tensors of the layers of a network, found once."""
+    if net not in _of_networks:
+        _of_networks[net] = tensors_of(tuple(block.weights for block in net.blocks))
+    return _of_networks[net]
+
+
+_of_networks: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
 
 
 def form(structure: Any) -> Hashable:

@@ -110,10 +110,15 @@ class State:
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
         return State(x, R.normalised(), self.valid)
 
+    @property
+    def mean(self) -> Scaled:
+        """The mean of R over the tokens."""
+        return Scaled(self.R.value.sum(1) / self.valid.count, self.R.log)
+
     def centred(self) -> tuple[Scaled, Scaled]:
         """(the mean of R over the tokens, R minus that mean): the second is the residual."""
-        mean = self.R.value.sum(1) / self.valid.count
-        return Scaled(mean, self.R.log), Scaled(self.valid.zero_padding(self.R.value - mean[:, None]), self.R.log)
+        mean = self.mean
+        return mean, Scaled(self.valid.zero_padding(self.R.value - mean.value[:, None]), self.R.log)
 
     @cached_property
     def residual(self) -> Scaled:

@@ -20,7 +20,7 @@ from rankscope.deviation import DeviationStep
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.float_passes import FloatLayer
 from rankscope.deviation.propagate import PassInputs, StartingTensors, restored, run_block
-from rankscope.deviation.replay import can_replay, replay_cache, weights_key
+from rankscope.deviation.replay import bytes_of_weights, can_replay, replay_cache, weights_key
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
 from rankscope.deviation.state import State, ValidTokens
@@ -66,7 +66,8 @@ def captured_steps(
     if not can_replay(net, valid.shape, max(ALIVE, 2 * net.arch.layers * hold)):
         return None
     key = ("measure", weights_key(net), tuple(map(id, metrics)), check, hold)
-    result = replay_cache.run(key, partial(_passes, net, tuple(metrics), check, hold), (inputs.tensors, valid))
+    function, held = partial(_passes, net, tuple(metrics), check, hold), bytes_of_weights(net)
+    result = replay_cache.run(key, function, (inputs.tensors, valid), held=held)
     return _steps(net, result, metrics, valid, start)
 
 

@@ -26,7 +26,7 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.perturbation import PerturbedPlain, is_cached
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.deviation.replay import form, replayed, tensors_of, weights_key
+from rankscope.deviation.replay import bytes_of_weights, form, replayed, tensors_of, weights_key
 from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import TokensError
 from rankscope.metrics import dobrushin, metric
@@ -199,7 +199,8 @@ def _observation(net: Transformer, inputs: ObservationInputs, centre: Centre, co
     # experts do not take the same way each time.
     own = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
     capture = centre == "mean" and not own and is_cached(samples * tokens * largest, first.device)
-    observed = replayed(key, run, inputs, capture)
+    held = 0 if net.streamed else bytes_of_weights(net)
+    observed = replayed(key, run, inputs, capture, held)
     rows = map(iter, observed.numbers.tolist())
     return [converted(observed.arrangement, lambda _, row=row: next(row)) for row in rows], observed.branches
 
