@@ -70,7 +70,7 @@ def test_what_is_replayed_is_what_the_rules_give(
     """Recorded, presumed, with tokens for which other shortcuts are allowed, and presumed again."""
     net, padding = Transformer.random(with_rule(arch), seed=seed, init="xavier"), padded(n, before, after)
     cache, length = ReplayCache(), padding.shape[1]
-    assert can_replay(net, 2, length, net.arch.layers)
+    assert can_replay(net, torch.Size((2, length)), net.arch.layers)
     for number, close in enumerate((1.0, 1.0, 1e-9, 1.0)):
         X = tokens_apart(close, length, seed + number, seed + 7)
         for found, expected in zip(cached_states(cache, net, X, padding), states(net, X, padding), strict=True):
@@ -206,10 +206,10 @@ def test_computations_are_told_apart_by_key_and_form_and_the_latest_are_kept() -
 
 def test_layers_that_are_not_the_same_each_time_are_not_replayed() -> None:
     arch = Architecture(layers=2, width=8, heads=2)
-    assert can_replay(Transformer.random(arch), 2, 5, 2)
-    assert not can_replay(Transformer.random(arch), 2, 0, 2)
+    assert can_replay(Transformer.random(arch), torch.Size((2, 5)), 2)
+    assert not can_replay(Transformer.random(arch), torch.Size((2, 0)), 2)
     mixture = arch.replace(mlp="experts", experts=Experts(number=4, chosen=2, width=12), activation="silu")
-    assert not can_replay(Transformer.random(mixture), 2, 5, 2)
+    assert not can_replay(Transformer.random(mixture), torch.Size((2, 5)), 2)
 
 
 def assert_same_step(found: DeviationStep, expected: DeviationStep, share: float) -> None:
