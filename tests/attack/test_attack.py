@@ -68,6 +68,10 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "directions of 1e-23, read off rounded tokens": ("width one, signs", 2110498, "none", True),
     "lengths of 1e10 that a rounded rotation changes": ("positions", 2100677, "latents"),
     "what is left of one where a sigmoid lacks 1e-26920 of it": ("cancelling", 2100045, "remedies"),
+    "a weight that lacks 1e-20 of one, in float64 and float32 alike": ("clustered, sharp", 3000011),
+    "directions that are the same but for rounding, by chance in both passes": ("width one", 4002356),
+    "outputs of heads that are zero in float64 and float32, behind shut gates": ("gates underflow", 5000273, "gates"),
+    "an output of e^-897 beside another that a gate shuts to e^-1817": ("zero tokens", 5000298, "gates"),
 }
 
 

@@ -63,7 +63,11 @@ class Confirmation:
         if not step.layer:
             return UnprovedZeros.none(self.before, arch.heads)
         block, losses = passes.inputs.block(step.layer - 1), passes.rules.losses
-        suspect, short, losses.short = may_be_unproved(self.before, step, block.active_heads), losses.short, {}
+        suspect, short, losses.short = (
+            may_be_unproved(self.before, step, block.active_heads, arch.head_gate),
+            losses.short,
+            {},
+        )
         for tokens in short.values():
             suspect = suspect | tokens.any(-1)
         if arch.parts:  # they have no rule for what may be zero: no zero is proved

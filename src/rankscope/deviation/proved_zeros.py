@@ -73,14 +73,19 @@ class UnprovedZeros(NamedTuple):
         return cls(may_be_unproved(before, step, ()), equal & is_active)
 
 
-def may_be_unproved(before: State, step: DeviationStep, active: Sequence[int]) -> Bool[Tensor, " batch"]:
+def may_be_unproved(
+    before: State, step: DeviationStep, active: Sequence[int], gated: bool = False
+) -> Bool[Tensor, " batch"]:
     """True for samples of a layer that hold a zero to be looked at, `before` the tokens before it: a token, all that
-    tokens differ by, or all that the outputs of an active head differ by."""
+    tokens differ by, all that the outputs of an active head differ by, or where heads are gated the output of a token,
+    which may be all that is left once the gates of the others are shut."""
     zero = (step.state.R.log <= LOWEST) & (before.R.log > LOWEST)
     if step.heads is not None:
         equal = equal_outputs(step.heads.R.value, step.state.valid)
         for head in active:
             zero = zero | equal[:, head] & (before.R.log > LOWEST)
+            if gated:
+                zero = zero | zero_outputs(step.heads)[:, head]
     return zero | short_tokens(step.state).any(-1)
 
 
@@ -92,6 +97,12 @@ def equal_outputs(R: Tensor, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
         tokens = valid.mask[:, None, :, None]
         most, least = R.masked_fill(~tokens, -torch.inf).amax(2), R.masked_fill(~tokens, torch.inf).amin(2)
     return (most == least).all(-1) & (valid.count > 1)
+
+
+def zero_outputs(heads: HeadOutputs) -> Bool[Tensor, "batch head"]:
+    """True for heads that give some token an output of zero."""
+    zero = (heads.R.value == 0).all(-1) & (heads.x.value == 0).all(-1)[..., None]
+    return (zero & heads.valid.mask[:, None]).any(-1)
 
 
 def unproved(block: Block, rules: Deviation, before: State, short: Mapping[str, Tensor]) -> UnprovedZeros:
@@ -198,6 +209,9 @@ class SupportRules(Arithmetic):
         assert gate is not None
         zeros = Linear((gate.weight != 0).double())
         d = deviation_heads(Scaled.plain(state.R.double()), zeros, self.arch).value > 0
+        R, x = heads.numbers.R.value, heads.numbers.x.value
+        lost = (R == 0).all(-1) & (x == 0).all(-1)[..., None] & (heads.R.any(-1) | heads.x.any(-1)[..., None])
+        self.lost_heads = self.lost_heads | (lost & heads.numbers.valid.mask[:, None]).any(-1)
         outputs = self.rules.gate(block, heads.numbers, state.numbers)
         return self._compared_heads(Support(outputs, heads.x, heads.R | d & heads.x[:, :, None]))
 

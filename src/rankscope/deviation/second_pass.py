@@ -191,7 +191,7 @@ class DeviationPasses:
         """
         # Uniform attention makes the outputs of heads equal, unless they have gates.
         active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
-        suspect = may_be_unproved(before[0], step, active)
+        suspect = may_be_unproved(before[0], step, active, block.arch.head_gate)
         short = self.rules.losses.short  # by norm, tokens that were zero or nearly so when it met them
         for tokens in short.values():
             suspect = suspect | self._folded(tokens.any(-1))
