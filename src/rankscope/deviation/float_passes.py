@@ -15,7 +15,7 @@ trusted with. If it is not trusted with all samples of a batch, `second_pass.py`
 arithmetic, from the last layer at which the passes differed by no more than `SLIGHT` (`FloatLayer.slight`). Not trusted
 are samples whose errors are not small, on which both passes may err alike, or that float32 cannot hold:
 
-- the passes differ by more than `CLOSE`, or a layer brought them apart faster than `FALL`;
+- the passes differ by more than `CLOSE`, or a layer multiplied what they differ by by more than `FALL`;
 - scores are so large that rounding may choose which token is attended to, in both passes the same;
 - a token is so short beside the others that float64 may have lost the terms that it is the sum of;
 - tokens are longer than `LARGEST`, or shorter than its inverse.
@@ -47,14 +47,15 @@ CLOSE = 1e-4
 """The largest distance of the passes at which float64 is trusted, as a share of what tokens differ by; float64's
 rounding is then 3e-12 of what tokens differ by."""
 SLIGHT = 3e-6
-"""The largest distance of the passes at which deviation arithmetic may start from their tokens: float64's rounding is
+"""The largest distance of the passes at which deviation arithmetic may start from their tokens and go on through later
+layers: float64's rounding is
 then 1e-13 of what tokens differ by, and later layers may amplify it by 1e4 before it reaches 1e-9."""
 FALL = 8.0
 """The largest factor by which a layer may increase the distance of the passes, once that is above `SLIGHT`: tokens that
 become the same faster are too close for float64 one layer later."""
 LARGEST = 1e30  # the largest |entry| of the longest token for which float32 has numbers; its inverse is the smallest
 SHORT = 1e-30  # the length of a token, as a share of the longest, below which float64 may have lost its terms
-SATURATED = 6.0  # the score, in units of a cap, above which tanh is one in both passes, whatever scores differ by
+SATURATED = 6.0  # the score, in units of a cap, above which tanh leaves too little of what scores differ by
 
 
 def trusts_floats(arch: Architecture) -> bool:
@@ -90,9 +91,9 @@ class _Watched:
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
         q, k, added = super().scored(block, X)
         self._note(q, k)
-        if added is not None and added.shape[-2:] == (q.shape[2], k.shape[2]):  # by rows, queries take its place
-            largest = added.abs().flatten(added.ndim - 3).amax(-1)
-            self.scores = torch.maximum(self.scores, largest.expand_as(self.scores))
+        # Where attention goes by rows, `added` holds queries.
+        if added is not None and added.shape[-2:] == (q.shape[2], k.shape[2]):
+            self.scores = self.scores + added.abs().flatten(added.ndim - 3).amax(-1)
         return q, k, added
 
     def cross_scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads]:

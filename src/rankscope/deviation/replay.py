@@ -16,7 +16,9 @@ theorems need), on a GPU; on a CPU they call the function themselves.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, TypeVar
 from warnings import warn
 from weakref import WeakKeyDictionary
@@ -59,6 +61,7 @@ class ReplayCache:
 
     computations: OrderedDict[Hashable, CachedComputation] = field(default_factory=OrderedDict)
     pool: Any = None  # memory that all graphs share for their intermediate tensors
+    lock: Any = field(default_factory=RLock)
 
     def run(
         self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True, held: int = 0
@@ -73,7 +76,12 @@ class ReplayCache:
             capture: Whether a graph may be made of the function.
             held: Bytes that the function keeps alive, as those of weights.
         """
-        inputs = converted(inputs, lambda t: t)  # without what is cached with its parts, which would not be asked again
+        with self.lock, on_device_of(inputs):
+            return self._run(key, function, inputs, capture, held)
+
+    def _run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool, held: int) -> Result:
+        """`run`, by one thread at a time: a graph has one place for its inputs and one for its result."""
+        inputs = converted(inputs, lambda t: t)  # fresh objects: what they cache would not be asked a second time
         full_key = (key, form(inputs))
         cached = self.computations.get(full_key)
         if cached is None:
@@ -90,6 +98,8 @@ class ReplayCache:
             assert cached.run is not None
             result, violations = cached.run(inputs)
             violated = bool(violations.any())
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError):
             # What was presumed falsely may give NaN, which metrics and decompositions refuse. Any other error comes
             # again when the numbers are asked.
@@ -118,19 +128,23 @@ class ReplayCache:
             kept[:] = asking.kept
             return result, asking.violations(like)
 
-        cached.run = run
         if not (capture and self.captures(inputs)):
+            cached.run = run
             return
         try:
-            cached.run, size = self._captured(run, inputs)
-            cached.size = size + held
+            captured, size = self._captured(run, inputs)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as refused:
             # The same numbers, but kernels are started one by one.
             warn(f"a pass could not be captured as a CUDA graph, and is slower: {refused}", stacklevel=2)
+            cached.run = run
             return
+        cached.run, cached.size = captured, size + held
         most = torch.cuda.mem_get_info(like.device)[1] * MEMORY_SHARE
-        while sum(other.size for other in self.computations.values()) > most and len(self.computations) > 1:
-            self.computations.popitem(last=False)
+        for key, other in list(self.computations.items()):
+            if other is not cached and other.size and sum(each.size for each in self.computations.values()) > most:
+                del self.computations[key]
 
     def captures(self, inputs: Any) -> bool:
         """True if functions of these inputs are captured as CUDA graphs."""
@@ -156,7 +170,7 @@ class ReplayCache:
             for target, source in zip(targets, tensors_of(inputs), strict=True):
                 target.copy_(source)
             graph.replay()
-            _ = run  # and with it the tensors that the graph reads where they lie
+            _ = run  # held here, since it keeps alive what the graph reads where it lies
             # The next replay writes where these are.
             return converted(result, torch.clone), violations
 
@@ -175,6 +189,12 @@ def replayed(
     if not waits(tensors_of(inputs)[0]):
         return function(inputs)
     return replay_cache.run(key, function, inputs, capture, held)
+
+
+def on_device_of(inputs: Any) -> AbstractContextManager[Any]:
+    """Makes the GPU that inputs are on the current one, on whose streams graphs are captured and replayed."""
+    like = tensors_of(inputs)[0]
+    return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
 
 
 def waits(like: Tensor) -> bool:

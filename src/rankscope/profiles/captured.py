@@ -29,8 +29,6 @@ from rankscope.nets import Step, Transformer
 from rankscope.profiles.readings import Readings, in_order
 from rankscope.profiles.steps import LayerNumbers, LayerStep
 
-ALIVE = 20  # layers of one pass that need as much memory as a measurement takes at its peak
-
 
 class Piece(NamedTuple):
     """Where readings of one metric in several layers lie among the numbers of a graph."""
@@ -63,7 +61,9 @@ def captured_steps(
         hold: Whether the layers themselves are wanted.
     """
     net = inputs.net
-    if not can_replay(net, valid.shape, max(ALIVE, 2 * net.arch.layers * hold)):
+    counts = valid.is_cuda and any(metric.count for metric in metrics)  # which wait for numbers on the host
+    # Both passes of all layers are in memory until their tokens are read.
+    if counts or not can_replay(net, valid.shape, 2 * (net.arch.layers + 1)):
         return None
     key = ("measure", weights_key(net), tuple(map(id, metrics)), check, hold)
     function, held = partial(_passes, net, tuple(metrics), check, hold), bytes_of_weights(net)
