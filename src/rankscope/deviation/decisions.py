@@ -77,7 +77,7 @@ class Presuming(Recording):
     def answer(self, name: str, condition: "Condition") -> int:
         """The recorded answer; 0, which stands for the general formula, rests on no condition."""
         presumed = self.answers.get(self.question(name), 0)
-        if presumed and isinstance(condition, Terms):
+        if presumed and isinstance(condition, EnoughTerms):
             self.too_few.append((condition.needed > condition.most - presumed).reshape(1))
         elif presumed and isinstance(condition, Holds):
             numbers = condition.numbers()
@@ -113,7 +113,7 @@ class Holds:
 
 
 @dataclass(frozen=True)
-class Terms:
+class EnoughTerms:
     """The condition that so many terms are enough, of at most so many."""
 
     needed: Tensor
@@ -124,7 +124,7 @@ class Terms:
         return self.most - int(self.needed)
 
 
-Condition = Holds | Terms
+Condition = Holds | EnoughTerms
 How = TypeVar("How", bound=Recording)
 _asking: ContextVar[Recording | None] = ContextVar("asking", default=None)
 
@@ -155,7 +155,7 @@ def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within:
 def terms_needed(name: str, enough: Tensor, most: int) -> int:
     """How many terms of a series to sum, where `enough` suffice; more are always right, up to `most`."""
     asking = _asking.get()
-    return int(enough) if asking is None else most - asking.answer(name, Terms(enough, most))
+    return int(enough) if asking is None else most - asking.answer(name, EnoughTerms(enough, most))
 
 
 def at_layer(index: int) -> None:

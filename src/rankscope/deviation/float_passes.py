@@ -70,7 +70,7 @@ def trusts_floats(arch: Architecture) -> bool:
     return not (narrow or narrow_heads or without_eps or arch.parts)
 
 
-class _Watched:
+class _NotesScores:
     """Mixed into plain rules: notes a bound on the scores of a layer, and tokens too short for a norm without eps."""
 
     arch: Architecture
@@ -107,11 +107,11 @@ class _Watched:
         self.scores = torch.maximum(self.scores, lengths[0] * lengths[1] * gain / self.arch.divisor)
 
 
-class _WatchedPlain(_Watched, Plain):
+class _WatchedPlain(_NotesScores, Plain):
     """Plain rules in float64 that note where rounding may have decided."""
 
 
-class _WatchedStreamed(_Watched, StreamedPlain):
+class _WatchedStreamed(_NotesScores, StreamedPlain):
     """Plain rules with attention by blocks of rows that note where rounding may have decided."""
 
 

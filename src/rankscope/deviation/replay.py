@@ -142,8 +142,9 @@ class ReplayCache:
             return
         cached.run, cached.size = captured, size + held
         most = torch.cuda.mem_get_info(like.device)[1] * MEMORY_SHARE
-        for key, other in list(self.computations.items()):
-            if other is not cached and other.size and sum(each.size for each in self.computations.values()) > most:
+        for key, earlier in list(self.computations.items()):
+            total = sum(computation.size for computation in self.computations.values())
+            if earlier is not cached and earlier.size and total > most:
                 del self.computations[key]
 
     def captures(self, inputs: Any) -> bool:

@@ -200,8 +200,8 @@ class DeviationPasses:
         if not must_compute("second_pass.zeros", suspect):
             return UnprovedZeros.none(before[0], block.arch.heads)
         self.rules.begin(block)
-        found = unproved(block, self.rules, _joined(before) if self.together else before[1], short)
-        return UnprovedZeros(*(torch.as_tensor(self._folded(flags)) for flags in found))
+        zeros = unproved(block, self.rules, _joined(before) if self.together else before[1], short)
+        return UnprovedZeros(*(torch.as_tensor(self._folded(flags)) for flags in zeros))
 
 
 def _hidden(step: DeviationStep, second: DeviationStep) -> Bool[Tensor, " batch"]:

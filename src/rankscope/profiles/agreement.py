@@ -71,8 +71,8 @@ def checked_floats(
         by_deviation: Runs as much of the layer as a metric needs in both passes of deviation arithmetic.
     """
     result = []
-    for (metric, reading), (_, other) in zip(readings, narrow, strict=True):
-        error = ROUNDING * torch.maximum(difference(reading, other), _change(metric, reading, layer, net))
+    for (metric, reading), (_, of_narrow) in zip(readings, narrow, strict=True):
+        error = ROUNDING * torch.maximum(difference(reading, of_narrow), _change(metric, reading, layer, net))
         if metric.rule is not None:
             # What both passes are blind to, as the 1e-20 that a weight of attention lacks of one, is at most the floor.
             # Of zeros nothing is known but of a single token, which differs from none.

@@ -27,7 +27,7 @@ from rankscope.deviation.state import State, ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
 from rankscope.profiles.readings import Readings, in_order
-from rankscope.profiles.steps import LayerNumbers, LayerStep
+from rankscope.profiles.steps import CapturedNumbers, LayerStep
 
 
 class Piece(NamedTuple):
@@ -99,9 +99,9 @@ def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> Iterato
     """Yields (indices of layers, readings of these layers concatenated along the samples). Metrics of tokens are read
     in one go from all layers that ran in the same arithmetic; other metrics layer by layer."""
     of_tokens = [metric for metric in metrics if metric.of == "tokens"]
-    others = [metric for metric in metrics if metric.of != "tokens"]
-    for index, layer in enumerate(layers if others else ()):
-        yield (index,), layer.readings(others)
+    by_layer = [metric for metric in metrics if metric.of != "tokens"]
+    for index, layer in enumerate(layers if by_layer else ()):
+        yield (index,), layer.readings(by_layer)
     for arithmetic in (Step, DeviationStep) if of_tokens else ():
         group = tuple(index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic))
         if group:
@@ -117,8 +117,8 @@ def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
         of_deviation = [second for second in seconds if isinstance(second, DeviationSecondPass)]
         second = None
         if of_deviation:
-            step = _joined([other.step for other in of_deviation])
-            second = DeviationSecondPass(step, torch.cat([other.lost for other in of_deviation]))
+            step = _joined([perturbed.step for perturbed in of_deviation])
+            second = DeviationSecondPass(step, torch.cat([perturbed.lost for perturbed in of_deviation]))
         return replace(first, valid=valid, step=_joined(steps), second=second)
     parts = [second.layer for second in seconds if isinstance(second, FloatSecondPass)]
     wide, narrow = (
@@ -167,6 +167,6 @@ def _steps(
             readings[index].append((metrics[piece.metric], Reading(*of_layer.unbind())))
     finite, defects = numbers[at:].view(2, count)
     for index in range(count):
-        known = LayerNumbers(metrics, in_order(readings[index], metrics), finite[index] > 0, defects[index])
+        known = CapturedNumbers(metrics, in_order(readings[index], metrics), finite[index] > 0, defects[index])
         step = result.steps[index] if result.steps else Step(index, valid, None)
         yield LayerStep(net, start, valid, step, known=known)

@@ -56,7 +56,7 @@ def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerNumbers:
+class CapturedNumbers:
     """Readings of a layer that a captured graph computed together with the layer (`captured.py`)."""
 
     metrics: Sequence[Metric]  # the metrics that were asked for
@@ -76,7 +76,7 @@ class LayerStep:
     second: SecondPassLayer | None = None  # the same layer of a second pass with different rounding
     rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
     confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
-    known: "LayerNumbers | None" = None  # readings that came with the layer from a captured graph
+    known: "CapturedNumbers | None" = None  # readings that came with the layer from a captured graph
 
     @property
     def layer(self) -> int:
@@ -125,8 +125,8 @@ class LayerStep:
         def by_deviation(metric: Metric) -> tuple[DeviationStep, DeviationSecondPass]:
             return by_floats.tokens_by_deviation if metric.of == "tokens" else by_floats.block_by_deviation
 
-        others = narrow._plain_readings([metric for metric, _ in readings])
-        return checked_floats(readings, others, layer, self.net, by_deviation)
+        of_narrow = narrow._plain_readings([metric for metric, _ in readings])
+        return checked_floats(readings, of_narrow, layer, self.net, by_deviation)
 
     def _plain_readings(self, metrics: Sequence[Metric]) -> Readings:
         """Readings of a pass on ordinary tensors."""

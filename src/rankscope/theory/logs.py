@@ -72,7 +72,7 @@ def log_expm1(value: float) -> float:
 
 
 def clipped(logs: Tensor) -> Tensor:
-    """`within` of every entry."""
+    """The logs, each brought `within` what is known of logs."""
     low = logs.clamp(min=LOWEST).masked_fill(logs == -torch.inf, -torch.inf)  # NaN stays
     return low.masked_fill(logs > -LOWEST, torch.inf)
 
@@ -93,7 +93,7 @@ def sum_of(logs: Tensor, axis: int = -1) -> Tensor:
 
 
 def product_of(*logs: Tensor) -> Tensor:
-    """`times` of every entry."""
+    """The logs of products, as `times` has them, entry by entry."""
     total = reduce(torch.add, logs)
     for log_value in logs:
         total = total.masked_fill(log_value == -torch.inf, -torch.inf)

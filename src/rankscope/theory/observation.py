@@ -4,7 +4,7 @@ Called by `certify`. All samples, and after them perturbed copies of all (`round
 network as one batch: `deviation.dissect`, with a plain float64 pass of the samples beside it to check it
 (`Float64Pass`), or in its place (`float64_records`) for a network without deviation rules. While a layer is there its
 attention is read (`_layer_numbers`, `_agreement`); hidden states are kept, and those of several layers are read in one
-go where that spares a GPU kernels (`_Kept`). Numbers stay on the device until the end, and cross over together.
+go where that spares a GPU kernels (`_WaitingStates`). Numbers stay on the device until the end, and leave it together.
 """
 
 import math
@@ -243,7 +243,7 @@ class _Observer:
             passed = records(net, self.first, self.rules)
         else:
             passed = float64_records(net, self.first, self.settings, self.copies)
-        kept, before, layers, agreements = _Kept(self), self.first, [], []
+        kept, before, layers, agreements = _WaitingStates(self), self.first, [], []
         zero = self.first.log.new_zeros(self.samples)
         kept.add(self.first)
         for index, record in enumerate(passed):
@@ -405,7 +405,7 @@ class _Observer:
 
 
 @dataclass
-class _Kept:
+class _WaitingStates:
     """Hidden states that wait to be read: of layers of one form, one after the other along the samples."""
 
     observer: _Observer
@@ -429,7 +429,7 @@ class _Kept:
             self.flush()
 
     def flush(self) -> None:
-        """Read what is kept."""
+        """Read the states that wait, and forget them."""
         states, observer = self.states, self.observer
         if not states:
             return
