@@ -124,7 +124,7 @@ def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
         key, held = ("layers", weights_key(net)), bytes_of_weights(net)
         steps = iter(replay_cache.run(key, partial(_all_blocks, net), inputs.tensors, held=held))
     else:
-        steps = _block_by_block(inputs)
+        steps = block_by_block(inputs)
     for step in steps:
         yield restored(step, inputs.order)
 
@@ -140,10 +140,10 @@ class StartingTensors(NamedTuple):
 
 def _all_blocks(net: Transformer, tensors: StartingTensors) -> tuple[DeviationStep, ...]:
     """All layers of a pass as a function of tensors, for `replay.py`."""
-    return tuple(_block_by_block(PassInputs(net, *tensors)))
+    return tuple(block_by_block(PassInputs(net, *tensors)))
 
 
-def _block_by_block(inputs: "PassInputs") -> Iterator[DeviationStep]:
+def block_by_block(inputs: "PassInputs") -> Iterator[DeviationStep]:
     """Yields the layers of a pass, one block after the other; valid tokens come first."""
     rules, state = inputs.rules, inputs.state
     for block in inputs.net.blocks:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.float_passes import FloatLayer
-from rankscope.deviation.propagate import PassInputs, StartingTensors, restored, run_block
+from rankscope.deviation.propagate import PassInputs, StartingTensors, block_by_block, restored
 from rankscope.deviation.replay import bytes_of_weights, can_replay, replay_cache, weights_key
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
@@ -142,14 +142,9 @@ def _joined(steps: Sequence[DeviationStep]) -> DeviationStep:
 
 def _first_pass(inputs: PassInputs) -> Iterator[tuple[DeviationStep, None]]:
     """The layers of the first pass alone."""
-    state = inputs.state
     at_layer(0)
-    yield restored(DeviationStep(0, state, None), inputs.order), None
-    rules = inputs.rules
-    for block in inputs.net.blocks:
-        at_layer(block.index + 1)
-        step = run_block(block, rules, state)
-        state = step.state
+    yield restored(DeviationStep(0, inputs.state, None), inputs.order), None
+    for step in block_by_block(inputs):
         yield restored(step, inputs.order), None
 
 
