@@ -132,7 +132,7 @@ def test_what_rounding_decides_is_marked(divisor: float) -> None:
     """Tokens that are the same but for their last digits, and scores so steep that these choose among them:
     what 32 digits read otherwise is marked, by rows as in one piece."""
     arch = Architecture(layers=2, width=8, heads=2, divisor=divisor, attention_skip=0.0, mlp="none")
-    net, X = Transformer.random(arch, seed=0), normal(1, 9, 8)
+    net, X = Transformer.random(arch, seed=3), normal(1, 9, 8)
     X[:, 5:] = X[:, :4] * (1 + 1e-15 * normal(1, 4, 8, seed=5))
     whole = measure(net, X, metrics=["mu", "entropy"]).table
     rows = by_blocks(net, X, None, ["mu", "entropy"], 2)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.activations import tanh_change
-from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.decisions import must_compute, saves_a_pass
 from rankscope.deviation.entries import Entries, as_tensor, tanh_difference
 from rankscope.deviation.mlp import affine, product, rows
-from rankscope.deviation.scaled import LogScales, Scaled, chosen
+from rankscope.deviation.scaled import LogScales, Scaled, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.mlp import log_sigmoid
@@ -206,12 +206,12 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
     excess: Scaled | None = getattr(P, "row_excess", None)
     kept = top_row if total is None else top_row * total[..., None, None]
     if shared is None:
-        mean = Scaled(_in_range(kept + P.p[:, :, None] @ from_top)[:, :, 0], dv.log)  # [batch, head, head_width]
+        mean = _in_range(Scaled((kept + P.p[:, :, None] @ from_top)[:, :, 0], dv.log))  # [batch, head, head_width]
     else:
         mean = Scaled((shared.value[:, :, None] @ from_top)[:, :, 0], shared.log + dv.log).normalised()
         mean = mean + Scaled(kept[:, :, 0], dv.log).normalised()
     R = P.delta_times(from_top)  # [batch, head, token, head_width]
-    R = Scaled(_in_range(R.value), R.log + dv.log)
+    R = _in_range(Scaled(R.value, R.log + dv.log))
     if excess is not None:
         common = Scaled(top_row, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
         R = R + product(excess.mapped(lambda t: t[..., None]), common)
@@ -231,10 +231,13 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
 FAINTEST = 1e-290  # sums of weights below this have lost digits: float64 has fewer of them below 1e-308
 
 
-def _in_range(heads: Tensor) -> Tensor:
+def _in_range(heads: Scaled) -> Scaled:
     """Outputs of heads, zero where all of a head's are so small that weights of attention had lost their digits: of
     zeros `proved_zeros.py` asks whether they are exact."""
-    return heads * (heads.abs().amax((-2, -1), keepdim=True) >= FAINTEST)
+    fine = heads.largest() >= FAINTEST
+    if saves_a_pass("attention.in_range", fine, lambda: fine):
+        return heads
+    return heads.mapped(lambda t: t * spread(fine, t))
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, largest_entry, spread
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float
@@ -140,7 +140,7 @@ def short_tokens(state: State) -> Bool[Tensor, "batch token"]:
 
 def _sizes(state: State) -> Float[Tensor, "batch token"]:
     """The largest |entry| of each token's deviation."""
-    return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
+    return largest_entry(state.R.value, 2)
 
 
 def state_distance(a: State, b: State, deep: bool = True) -> LogScales:

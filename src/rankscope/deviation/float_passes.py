@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rankscope.deviation.comparison import STEEP, relative_change
 from rankscope.deviation.propagate import PassInputs
+from rankscope.deviation.scaled import largest_entry
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import norm_of
@@ -216,7 +217,7 @@ def lengths(
     X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """The largest |entry| of the shortest token of each sample, and of the longest."""
-    size = X.abs().amax(-1)
+    size = largest_entry(X, 2)
     return size.masked_fill(~valid, torch.inf).amin(-1), size.masked_fill(~valid, 0.0).amax(-1)
 
 

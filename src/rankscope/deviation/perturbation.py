@@ -47,17 +47,31 @@ UNITS = 4  # by how much an entry is moved at most, in units of its last place
 class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
-    def __init__(self, seed: int = 0, largest_share: float | None = None, units: int = UNITS, copies: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        largest_share: float | None = None,
+        units: int = UNITS,
+        copies: int = 0,
+        in_place: bool = False,
+    ) -> None:
         """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place.
 
         With `copies`, tensors hold so many copies of all samples after the samples themselves, along the first axis,
-        and the copies alone are moved, each in another way."""
+        and the copies alone are moved, each in another way. With `in_place` they are moved where they lie."""
         self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
-        self.copies = copies
+        self.copies, self.in_place = copies, in_place
         self.row = torch.zeros(1, 0, dtype=torch.float64)
 
     def perturb(self, t: Tensor) -> Tensor:
         """The tensor with every entry moved by a share of its own, the same in all samples."""
+        return self._moved(t, self.in_place and t.is_contiguous())
+
+    def copied(self, t: Tensor) -> Tensor:
+        """The same as another tensor: t is read by others."""
+        return self._moved(t, False)
+
+    def _moved(self, t: Tensor, in_place: bool) -> Tensor:
         if not t.numel():
             return t
         count = t[0].numel()
@@ -70,6 +84,10 @@ class Perturbation:
         share = self.row[:, start : start + count].view(-1, 1, *t.shape[1:])  # [1 + copies, 1, ...], or [1, 1, ...]
         size = self.units * precision(t) if self.largest_share is None else self.largest_share
         of_each = t.reshape(len(share), -1, *t.shape[1:]) if self.copies else t[None]
+        if in_place:
+            moved = slice(1, None) if self.copies else slice(None)
+            of_each[moved].addcmul_(of_each[moved], share[moved], value=size)
+            return t
         return torch.addcmul(of_each, of_each, share, value=size).flatten(0, 1)
 
     def of(self, result: Any) -> Any:
@@ -80,7 +98,7 @@ class Perturbation:
 
     def scaled(self, part: Scaled) -> Scaled:
         """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log of."""
-        log = torch.where(part.log > LOWEST, self.perturb(part.log), part.log)
+        log = torch.where(part.log > LOWEST, self.copied(part.log), part.log)
         return Scaled(self.perturb(part.value), log)
 
 
@@ -262,7 +280,7 @@ def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassS
     in two passes that multiply the same numbers."""
     if settings.memory is None:
         return settings
-    return replace(settings, memory=replace(settings.memory, tokens=noise.perturb(settings.memory.tokens)))
+    return replace(settings, memory=replace(settings.memory, tokens=noise.copied(settings.memory.tokens)))
 
 
 class PerturbedPlain(_PerturbedTokens, Plain):
@@ -278,17 +296,23 @@ class PerturbedDeviation(_Perturbed, Deviation):
     and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
     def __init__(
-        self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0, times: int = 1
+        self,
+        arch: Architecture,
+        settings: PassSettings,
+        seed: int = 0,
+        copies: int = 0,
+        times: int = 1,
+        in_place: bool = False,
     ) -> None:
         """Move entries by `times` as much as usual; the other arguments are those of a `Perturbation`."""
         super().__init__(arch, settings)
-        self._set_up(seed, copies, times)
+        self._set_up(seed, copies, times, in_place)
 
-    def _set_up(self, seed: int, copies: int = 0, times: int = 1) -> None:
+    def _set_up(self, seed: int, copies: int = 0, times: int = 1, in_place: bool = False) -> None:
         """Draw the perturbations of this seed, of all samples or of `copies` of them."""
-        self.noise = Perturbation(seed, units=times * UNITS, copies=copies)
+        self.noise = Perturbation(seed, units=times * UNITS, copies=copies, in_place=in_place)
         self.losses = NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=16 * times * UNITS, copies=copies)
+        self.of_scores = Perturbation(seed, units=16 * times * UNITS, copies=copies, in_place=in_place)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 

@@ -81,11 +81,11 @@ def may_be_unproved(
     which may be all that is left once the gates of the others are shut."""
     zero = (step.state.R.log <= LOWEST) & (before.R.log > LOWEST)
     if step.heads is not None:
-        equal = equal_outputs(step.heads.R.value, step.state.valid)
-        for head in active:
-            zero = zero | equal[:, head] & (before.R.log > LOWEST)
-            if gated:
-                zero = zero | zero_outputs(step.heads)[:, head]
+        lost = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
+        lost = lost | zero_outputs(step.heads) if gated else lost
+        if len(active) < lost.shape[1]:  # a list of them would have to cross to where the heads are
+            lost = torch.stack([lost[:, head] for head in active], 1) if active else lost[:, :0]
+        zero = zero | lost.any(1)
     return zero | short_tokens(step.state).any(-1)
 
 

@@ -69,7 +69,7 @@ class _StateTokens:
 
     @property
     def equal(self) -> Tensor:
-        return self.state.R.largest() == 0
+        return self.state.equal
 
     @property
     def directions(self) -> Scaled:

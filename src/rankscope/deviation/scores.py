@@ -9,6 +9,7 @@ in cross-attention. Positions put terms of order one, and of order e^s, into D. 
 is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at the size of a larger one.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,7 +22,7 @@ from rankscope.deviation.attention import common_heads, deviation_heads
 from rankscope.deviation.cap import CapReference, RowConstants, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import normed
-from rankscope.deviation.scaled import STEEPEST, PerturbTensor, Scaled
+from rankscope.deviation.scaled import STEEPEST, PerturbTensor, Scaled, largest_entry
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import quotient
 from rankscope.errors import ArchitectureError
@@ -108,7 +109,10 @@ class ScoreParts:
             assert self.sinusoids is not None
             at = by_offset(_some(part, rows).value, self.w, self.sinusoids, self.heads, rows.start or 0)
             D = D + Scaled(at, part.log)
-        D = Scaled(D.value.mul_(quotient(1.0, self.arch.divisor, self.ref.value)), D.log)
+        if type(D.value) is Tensor:  # as a part of the log it takes no pass; in doubled precision a log is too coarse
+            D = Scaled(D.value, D.log - math.log(self.arch.divisor))
+        else:
+            D = Scaled(D.value.mul_(quotient(1.0, self.arch.divisor, self.ref.value)), D.log)
         if self.bias is not None:
             D = D + Scaled.plain(self.bias(rows).expand(len(D.value), -1, -1, -1)).by_head()
         return D.normalised() if self.constant is not None else D
@@ -331,7 +335,7 @@ def about_reference_row(scores: Scores, valid: ValidTokens, *, tokens: bool = Tr
     if not D.value.numel():
         return ReferencedScores(ref.value, D, D.log.long(), ref)
     entries = D.value if valid.all or not tokens else D.value.masked_fill(~valid.mask[:, None, None], 0.0)
-    size = torch.maximum(entries.amax(-1), -entries.amin(-1))  # [batch, head, token]
+    size = largest_entry(entries, 3)  # [batch, head, token]
     row = size.masked_fill(~valid.mask[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))
     D, ref = Scaled(D.value - moved, D.log), (ref + Scaled(moved[:, :, 0], D.log)).normalised()

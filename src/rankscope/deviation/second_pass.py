@@ -137,9 +137,9 @@ class DeviationPasses:
         if by_rows is not None:
             self.rules = PerturbedRows(inputs.net, settings, block_bytes=by_rows.block_bytes, times=EXAGGERATED)
         elif together:
-            self.rules = PerturbedDeviation(arch, _twice(settings), copies=1, times=EXAGGERATED)
+            self.rules = PerturbedDeviation(arch, _twice(settings), copies=1, times=EXAGGERATED, in_place=True)
         else:
-            self.rules = PerturbedDeviation(arch, settings, times=EXAGGERATED)
+            self.rules = PerturbedDeviation(arch, settings, times=EXAGGERATED, in_place=True)
         self.first_rules = inputs.rules
         # The first product with a matrix rounds the input as well.
         self.states = inputs.state, Perturbation(units=EXAGGERATED * UNITS).of(inputs.state)

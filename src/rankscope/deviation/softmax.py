@@ -22,13 +22,15 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, Logits, Visible
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, largest_entry, spread
 from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
 from rankscope.deviation.state import ValidTokens
+from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float, Int
 
 HAS_TRITON = find_spec("triton") is not None
 WIDEST = 4096  # the longest rows that the kernel for GPUs takes
+LINEAR = 0.05  # |D| in units of the precision up to which expm1(D) is D, and one plus its mean is one
 FAR = 30.0  # scores above the reference row's by more than this are formed as sums of logs
 
 
@@ -73,7 +75,8 @@ class ReferenceRow(NamedTuple):
                 return change, log
         size = spread(size, D)
         U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
-        U = U.mul_(spread(factor, U))  # D in units of size, zero in column j*
+        if not saves_a_pass("softmax.unit_factor", factor, lambda: factor == 1):
+            U = U.mul_(spread(factor, U))  # D in units of size, zero in column j*
         if fused or self._far(U, size, visible):
             # D as it is, not U: column j*, which is taken off in U, may be far above all that a row sees.
             log_P = Logits(self.ref, Scaled(D, self.log)).log_softmax(visible)
@@ -123,9 +126,13 @@ class ReferenceRow(NamedTuple):
         seen, log_others = self.seen, self.log_others
         reach = _reach(log_others[:, :, None], by_column)
         weight = (log_others[:, :, None] - reach).exp()  # e^w in units of e^reach
+        complete = can_skip("softmax.complete", visible.all() & seen)
+        linear = LINEAR * precision(U)
+        if complete and saves_a_pass("softmax.linear", U, lambda: largest_entry(U, 2) * size[:, :, 0, 0] <= linear):
+            return (U - U @ log_others.exp()[..., None]).mul_(weight), reach
         E = (U * size).expm1_()
         E = E if saves_a_pass("softmax.unit_size", size, lambda: size == 1) else E.div_(size)
-        if can_skip("softmax.complete", visible.all() & seen):
+        if complete:
             m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
             return E.sub_(m).mul_(weight).div_(1 + size * m), reach
         alone = torch.exp(U * size) / size
@@ -196,7 +203,10 @@ def _shared(centred: ReferencedScores, visible: Visible, valid: ValidTokens) -> 
     """What the rows of the softmax of these scores have in common."""
     ref, D, row, _ = centred
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, visible.shape[-1]))[:, :, None]
-    alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)  # [batch, head]
+    if saves_a_pass("softmax.all_visible", visible, lambda: visible):
+        alike = torch.ones_like(seen[:, :, 0, 0])  # [batch, head]
+    else:
+        alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)
     return ReferenceRow.of(ref, D.log, seen, visible.any(2), alike)
 
 

@@ -126,6 +126,11 @@ class State:
         return self.centred()[1].unit()
 
     @cached_property
+    def equal(self) -> Bool[Tensor, " batch"]:
+        """True where all tokens of a sample are exactly equal."""
+        return self.R.largest() == 0
+
+    @cached_property
     def finite(self) -> tuple["State", Bool[Tensor, " batch"] | None]:
         """(the state with zeros in place of samples that hold NaN, which these are): None if there are none, and the
         state itself. NaN among the numbers is NaN in their log, once they are normalised."""

@@ -128,7 +128,7 @@ class StateNorms:
             memo |= {f"frobenius {about_mean}": norms[1], f"composite {about_mean}": composite[1]}
             X = norms.new_full((), torch.nan).expand(norms.shape[1], *shape[1:])
             valid = self.valid.repeat(len(layers), 1)
-            tokens = Tokens(X, valid, valid.sum(-1), unit_of(dtype), self.all_valid, memo)
+            tokens = Tokens(X, valid, unit_of(dtype), self.all_valid, memo)
             measured = [metric.read(tokens, unit=self.unit) for metric in of_tokens]
             parts = torch.stack([part for row in measured for part in (row.value, row.log10, row.floor)])
             for layer, numbers in zip(layers, parts.view(-1, 3, len(layers), shape[0]).unbind(2), strict=True):

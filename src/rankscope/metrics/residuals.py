@@ -73,7 +73,8 @@ def _narrow(ready: Tokens) -> bool:
 
 
 def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
-    return ratio(_residual(X, padding, centre, norm), token_norm(X, padding, norm=norm))
+    ready = tokens(X, padding)
+    return ratio(_residual(ready, None, centre, norm), token_norm(ready, norm=norm))
 
 
 def residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:

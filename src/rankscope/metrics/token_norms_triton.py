@@ -2,10 +2,11 @@
 
 A program of the first kernel handles a **slab**: some columns of a sample, for all its tokens. It goes over the slab
 twice. First it takes sums, largest and smallest entries of columns, and so the mean token m; then, of X and of
-R = X - 1 m^T, sums of |entries| by row and column, and sums of squares. The slabs that run at the same time fit into
-the GPU's cache, or nearly, where the second read finds them. Subtraction from the mean does not change the order of
-entries, so the largest |R_ij| is known before the second read, and squares are taken in units of it: they cannot leave
-the range.
+R = X - 1 m^T, sums of |entries| by row and column, and sums of squares. Of samples of at most `HELD` tokens a slab stays
+in registers between the two, so that memory is read once. Of longer ones it is read again, and the slabs that run at
+the same time fit into the GPU's cache, or nearly, where the second read finds them. Subtraction from the mean does not
+change the order of entries, so the largest |R_ij| is known before they are squared, and squares are taken in units of
+it: they cannot leave the range.
 
 The results of the slabs of a sample are then combined: sums of rows by torch, the others by the second kernel,
 `_finish`.
@@ -24,7 +25,11 @@ BOTH = tl.constexpr(2046 << 52)  # The bits of p and of 1 / p add up to this, p 
 BYTES = 128  # of a row of a slab
 FEW = 256  # slabs by which a GPU is not busy: then they are made narrower
 NARROWEST = 32  # bytes of a row of a slab
-ENTRIES = 1024  # entries of a slab that are read at once
+ENTRIES = 1024  # entries of a slab that are read at once, where they are read twice
+HELD = 2048  # tokens of a sample up to which its slabs stay in registers
+MIN_HELD_BYTES = 4  # of an entry: of narrower ones registers would hold too few bytes of a row
+MOST_HELD = 2**14  # entries of a slab that registers hold
+EACH = 64  # entries of a slab for each thread that holds it
 WARPS = 8
 STAGES = 3  # blocks of entries that are under way at a time
 
@@ -50,65 +55,98 @@ def _entries(place, row, x_row, n, is_column, is_row, PADDED: tl.constexpr):  # 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _counted(V, row, n, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """True for rows that are tokens; `V` points to the sample's mask."""
+    is_row = row < n
+    if PADDED:
+        is_row = is_row & (tl.load(V + row, mask=is_row, other=0) != 0)
+    return is_row
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sizes(x, mean, is_row, per_x, per_r):  # type: ignore[no-untyped-def]
+    """(|x|, |r|, squares of x in units, squares of r in units) of entries and their residual r."""
+    size_x, size_r = tl.abs(x), tl.abs(tl.where(is_row[:, None], x - mean[None, :], 0.0))
+    in_units_x, in_units_r = size_x * per_x, size_r * per_r
+    return size_x, size_r, in_units_x * in_units_x, in_units_r * in_units_r
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_rows(at, size_x, size_r, row, n, all_slabs):  # type: ignore[no-untyped-def]
+    """Store the sums of |entries| of rows."""
+    tl.store(at + row, tl.sum(size_x, 1), mask=row < n)
+    tl.store(at + row + all_slabs * n, tl.sum(size_r, 1), mask=row < n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _slab(  # type: ignore[no-untyped-def]
     X, V, ROWS, NUMBERS, x_batch, x_row, n, d, slabs, all_slabs,
-    PADDED: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
+    PADDED: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr, HOLDS: tl.constexpr,
 ):  # fmt: skip
     """`ROWS` [2, batch, slab, token]: sums of |entries| of rows; `NUMBERS` [3, 2, batch, slab]: largest sum of
-    |entries| of a column, sum of squares in units of the power of two of the largest entry, largest entry."""
+    |entries| of a column, sum of squares in units of the power of two of the largest entry, largest entry. With `HOLDS`
+    all tokens are read at once and stay in registers."""
     pid = tl.program_id(0).to(tl.int64)
     sample, slab = pid // slabs, pid % slabs
     column = slab * WIDTH + tl.arange(0, WIDTH)
     is_column = column < d
-    place = X + sample * x_batch + column
-    count = tl.zeros([TOKENS], tl.float64)
-    total = tl.zeros([TOKENS, WIDTH], tl.float64)
-    highest = tl.full([TOKENS, WIDTH], -float("inf"), tl.float64)
-    lowest = tl.full([TOKENS, WIDTH], float("inf"), tl.float64)
-    for start in tl.range(0, n, TOKENS, num_stages=STAGES):
-        row = start + tl.arange(0, TOKENS)
-        is_row = row < n
-        if PADDED:
-            is_row = is_row & (tl.load(V + sample * n + row, mask=is_row, other=0) != 0)
+    place, V, at_rows = X + sample * x_batch + column, V + sample * n, ROWS + pid * n
+    infinity = float("inf")
+    if HOLDS:
+        row = tl.arange(0, TOKENS)
+        is_row = _counted(V, row, n, PADDED)
         x = _entries(place, row, x_row, n, is_column, is_row, PADDED)
-        count += tl.where(is_row, 1.0, 0.0)
-        total += x
-        highest = tl.maximum(highest, tl.where(is_row[:, None], x, -float("inf")))
-        lowest = tl.minimum(lowest, tl.where(is_row[:, None], x, float("inf")))
-    tokens = tl.sum(count, 0)
-    mean = tl.sum(total, 0) / tl.maximum(tokens, 1.0)
-    high, low = tl.max(highest, 0), tl.min(lowest, 0)
+        tokens, total = tl.sum(tl.where(is_row, 1.0, 0.0).to(tl.float64), 0), tl.sum(x, 0)
+        high = tl.max(tl.where(is_row[:, None], x, -infinity), 0)
+        low = tl.min(tl.where(is_row[:, None], x, infinity), 0)
+    else:
+        count = tl.zeros([TOKENS], tl.float64)
+        totals = tl.zeros([TOKENS, WIDTH], tl.float64)
+        highest = tl.full([TOKENS, WIDTH], -infinity, tl.float64)
+        lowest = tl.full([TOKENS, WIDTH], infinity, tl.float64)
+        for start in tl.range(0, n, TOKENS, num_stages=STAGES):
+            row = start + tl.arange(0, TOKENS)
+            is_row = _counted(V, row, n, PADDED)
+            x = _entries(place, row, x_row, n, is_column, is_row, PADDED)
+            count += tl.where(is_row, 1.0, 0.0)
+            totals += x
+            highest = tl.maximum(highest, tl.where(is_row[:, None], x, -infinity))
+            lowest = tl.minimum(lowest, tl.where(is_row[:, None], x, infinity))
+        tokens, total = tl.sum(count, 0), tl.sum(totals, 0)
+        high, low = tl.max(highest, 0), tl.min(lowest, 0)
+    mean = total / tl.maximum(tokens, 1.0)
     high, low = tl.where(tokens > 0, high, 0.0), tl.where(tokens > 0, low, 0.0)
     largest_x = tl.max(tl.maximum(high, -low), 0)
     largest_r = tl.max(tl.maximum(high - mean, mean - low), 0)
     _, per_x = _power_of_two(largest_x)
     _, per_r = _power_of_two(largest_r)
-    column_x = tl.zeros([TOKENS, WIDTH], tl.float64)
-    column_r = tl.zeros([TOKENS, WIDTH], tl.float64)
-    square_x = tl.zeros([TOKENS, WIDTH], tl.float64)
-    square_r = tl.zeros([TOKENS, WIDTH], tl.float64)
-    for start in tl.range(0, n, TOKENS, num_stages=STAGES):
-        row = start + tl.arange(0, TOKENS)
-        is_row, is_place = row < n, row < n
-        if PADDED:
-            is_row = is_row & (tl.load(V + sample * n + row, mask=is_row, other=0) != 0)
-        x = _entries(place, row, x_row, n, is_column, is_row, PADDED)
-        r = tl.where(is_row[:, None], x - mean[None, :], 0.0)
-        size_x, size_r = tl.abs(x), tl.abs(r)
-        column_x += size_x
-        column_r += size_r
-        size_in_units = size_x * per_x
-        square_x += size_in_units * size_in_units
-        size_in_units = size_r * per_r
-        square_r += size_in_units * size_in_units
-        at = ROWS + pid * n + row
-        tl.store(at, tl.sum(size_x, 1), mask=is_place)
-        tl.store(at + all_slabs * n, tl.sum(size_r, 1), mask=is_place)
+    if HOLDS:
+        size_x, size_r, square_x, square_r = _sizes(x, mean, is_row, per_x, per_r)
+        _store_rows(at_rows, size_x, size_r, row, n, all_slabs)
+        of_columns_x, of_columns_r = tl.sum(size_x, 0), tl.sum(size_r, 0)
+        squares_x, squares_r = tl.sum(square_x, 0), tl.sum(square_r, 0)
+    else:
+        columns_x = tl.zeros([TOKENS, WIDTH], tl.float64)
+        columns_r = tl.zeros([TOKENS, WIDTH], tl.float64)
+        all_squares_x = tl.zeros([TOKENS, WIDTH], tl.float64)
+        all_squares_r = tl.zeros([TOKENS, WIDTH], tl.float64)
+        for start in tl.range(0, n, TOKENS, num_stages=STAGES):
+            row = start + tl.arange(0, TOKENS)
+            is_row = _counted(V, row, n, PADDED)
+            x = _entries(place, row, x_row, n, is_column, is_row, PADDED)
+            size_x, size_r, square_x, square_r = _sizes(x, mean, is_row, per_x, per_r)
+            _store_rows(at_rows, size_x, size_r, row, n, all_slabs)
+            columns_x += size_x
+            columns_r += size_r
+            all_squares_x += square_x
+            all_squares_r += square_r
+        of_columns_x, of_columns_r = tl.sum(columns_x, 0), tl.sum(columns_r, 0)
+        squares_x, squares_r = tl.sum(all_squares_x, 0), tl.sum(all_squares_r, 0)
     at = NUMBERS + pid
-    tl.store(at, tl.max(tl.sum(column_x, 0), 0))
-    tl.store(at + all_slabs, tl.max(tl.sum(column_r, 0), 0))
-    tl.store(at + 2 * all_slabs, tl.sum(tl.sum(square_x, 0), 0))
-    tl.store(at + 3 * all_slabs, tl.sum(tl.sum(square_r, 0), 0))
+    tl.store(at, tl.max(of_columns_x, 0))
+    tl.store(at + all_slabs, tl.max(of_columns_r, 0))
+    tl.store(at + 2 * all_slabs, tl.sum(squares_x, 0))
+    tl.store(at + 3 * all_slabs, tl.sum(squares_r, 0))
     tl.store(at + 4 * all_slabs, largest_x)
     tl.store(at + 5 * all_slabs, largest_r)
 
@@ -140,29 +178,33 @@ def _finish(NUMBERS, ROW, NORMS, batch, slabs, all_slabs, SLABS: tl.constexpr): 
     tl.store(at + 4 * batch, tl.where(finite, tl.max(largest, 0), nan))
 
 
-def _width(X: Tensor) -> int:
-    """How many columns a slab has."""
-    bytes = BYTES
-    while bytes > NARROWEST and len(X) * triton.cdiv(X.shape[2] * X.itemsize, bytes) < FEW:
+def _shape(X: Tensor) -> tuple[int, int, int, bool]:
+    """(columns of a slab, tokens that are read at once, warps, whether a slab stays in registers)."""
+    batch, n, d = X.shape
+    tokens, bytes = triton.next_power_of_2(n), BYTES
+    while bytes > NARROWEST and batch * triton.cdiv(d * X.itemsize, bytes) < FEW:
         bytes //= 2
-    return max(1, bytes // X.itemsize)
+    width = max(1, bytes // X.itemsize)
+    if n > HELD or X.itemsize < MIN_HELD_BYTES:
+        return width, min(tokens, max(1, ENTRIES // width)), WARPS, False
+    width = max(1, min(width, MOST_HELD // tokens))
+    return width, tokens, min(16, max(1, tokens * width // (32 * EACH))), True
 
 
 def fused_token_norms(X: Tensor, valid: Tensor | None) -> Tensor:
     """The norms `[3, 2, batch]` of tokens `[batch, token, width]`, of which rows that are not valid are left out."""
     X = X if X.stride(2) == 1 else X.contiguous()
     batch, n, d = X.shape
-    width = _width(X)
+    width, tokens, warps, holds = _shape(X)
     slabs = triton.cdiv(d, width)
     rows = torch.empty(2, batch, slabs, n, dtype=torch.float64, device=X.device)
     numbers = torch.empty(3, 2, batch, slabs, dtype=torch.float64, device=X.device)
     norms = torch.empty(3, 2, batch, dtype=torch.float64, device=X.device)
     mask = X if valid is None else valid.contiguous().view(torch.uint8)
-    tokens = min(triton.next_power_of_2(n), max(1, ENTRIES // width))
     with torch.cuda.device_of(X):  # type: ignore[no-untyped-call]
         _slab[(batch * slabs,)](
             X, mask, rows, numbers, X.stride(0), X.stride(1), n, d, slabs, batch * slabs,
-            PADDED=valid is not None, WIDTH=width, TOKENS=tokens, STAGES=STAGES, num_warps=WARPS,
+            PADDED=valid is not None, WIDTH=width, TOKENS=tokens, STAGES=STAGES, HOLDS=holds, num_warps=warps,
         )  # fmt: skip
         longest = rows.sum(2).amax(-1)
         _finish[(batch, 2)](

@@ -25,12 +25,16 @@ class Tokens:
 
     given: Float[Tensor, "*batch token width"]  # in the dtype they came in; padded tokens may hold anything
     valid: Bool[Tensor, "*batch token"]  # True at tokens, False at padding
-    count: Int[Tensor, "*batch"]  # valid tokens of each sample
     unit: float  # the eps of the dtype they came in
     unpadded: bool = False  # whether every token is known to be valid
     memo: dict[str, Tensor] = field(default_factory=dict)
     broken: Bool[Tensor, "*batch"] | None = None  # samples with NaN or infinity, taken as zero; None if there are none
     fused: bool = False  # whether the norms of X and of its residual are best taken together, as `norms`
+
+    @cached_property
+    def count(self) -> Int[Tensor, "*batch"]:
+        """The number of valid tokens of each sample."""
+        return self.valid.sum(-1)
 
     @cached_property
     def X(self) -> Float[Tensor, "*batch token width"]:
@@ -125,7 +129,7 @@ def tokens_of(
 
 def _ready(X: Tensor, valid: Tensor, unpadded: bool) -> Tokens:
     """Tokens that nobody has looked at."""
-    return Tokens(X, valid, valid.sum(-1), unit_of(X.dtype), unpadded, fused=is_fused(X))
+    return Tokens(X, valid, unit_of(X.dtype), unpadded, fused=is_fused(X))
 
 
 def _is_finite(ready: Tokens) -> bool:
@@ -139,7 +143,7 @@ def _is_finite(ready: Tokens) -> bool:
 def _finite_samples(ready: Tokens) -> Bool[Tensor, "*batch"]:
     """True for samples without NaN and infinity at valid tokens."""
     if ready.fused:
-        return ready.norms[ORDER["max"], 0].isfinite()
+        return ready.norms[ORDER["max"], 0] < torch.inf  # NaN is not below infinity
     least, largest = ready.X.flatten(-2).aminmax(dim=-1)  # NaN or infinite when any entry is
     return least.isfinite() & largest.isfinite()
 

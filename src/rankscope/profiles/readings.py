@@ -147,15 +147,16 @@ def table(rows: Sequence[ReadingRow], variant: str, arithmetic: str) -> pl.DataF
         columns["metric"] += [metric.name] * (batch * count)
     parts = ([getattr(row.reading, name) for row in rows] for name in ("value", "log10", "floor"))
     joined = Reading(*map(_on_cpu, parts))
-    numbers: dict[str, Any] = {name: getattr(joined, name).numpy() for name in NUMBERS}
     digits = [
         torch.full_like(reading.value, torch.nan) if reading.digits is None else reading.digits
         for reading in (row.reading for row in rows)
     ]
-    numbers["digits"] = pl.Series(_on_cpu(digits).numpy()).fill_nan(None)
-    frame = pl.DataFrame({**columns, **numbers}, schema_overrides={"head": pl.Int64})
-    names = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
-    return frame.with_columns(names).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+    numbers = {name: getattr(joined, name).numpy() for name in NUMBERS} | {"digits": _on_cpu(digits).numpy()}
+    count = len(columns["sample"])
+    known: dict[str, Any] = {"variant": [variant] * count, "arithmetic": [arithmetic] * count, **columns, **numbers}
+    return pl.DataFrame(
+        [pl.Series(name, known[name], kind, nan_to_null=name == "digits") for name, kind in SCHEMA.items()]
+    )
 
 
 def _on_cpu(parts: Sequence[Tensor]) -> Tensor:

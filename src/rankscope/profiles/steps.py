@@ -161,8 +161,7 @@ class LayerStep:
         if self.known is not None:
             return self.known.finite
         if isinstance(self.step, DeviationStep):
-            state = self.step.state
-            return state.x.value.isfinite().all() & state.R.value.isfinite().all()
+            return ~self.step.state.log.isnan().any()  # of a state made tidy, NaN and infinity are NaN in its log
         if isinstance(self.second, FloatSecondPass):
             return self.second.layer.sees.all()  # which is finite
         return ~self._ready[1].any()

@@ -45,6 +45,7 @@ class Record:
         return cls(**known, more={name: value for name, value in content.items() if name not in kinds})
 
 
+@cache
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each known field, without None."""
     kinds = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
