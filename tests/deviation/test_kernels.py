@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation import scaled, softmax
+from rankscope.deviation import perturbation, scaled, softmax
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import ValidTokens
@@ -121,15 +121,49 @@ def test_answers_of_the_kernel_are_recorded_and_presumed(monkeypatch: pytest.Mon
     torch.testing.assert_close(steep * log.exp(), expected, rtol=1e-9, atol=1e-12)
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 5e-324, 1e-300, 1e-5, 1.0, 3.5, 1e14, 1e300, math.inf, math.nan]),
-                         st.floats(-1.2e300, 1.2e300) | st.floats(-1e3, 1e3) | st.just(math.nan)), min_size=1,
-                max_size=300))  # fmt: skip
-def test_the_kernel_of_sizes_gives_the_formulas(pairs: list[tuple[float, float]]) -> None:
-    size, log = torch.tensor(pairs, dtype=torch.float64).unbind(1)
-    found, expected = scaled._by_kernel(size, log), scaled.Rescaling(size, log)
-    for name in found._fields:
-        a, b = getattr(found, name), getattr(expected, name)
-        torch.testing.assert_close(a, b, rtol=1e-15, atol=1e-15, equal_nan=True)
+SIZES = [0.0, 5e-324, 1e-300, 1e-5, 1.0, 3.5, 1e14, 1e300, math.inf, math.nan]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(SIZES), st.floats(-1.2e300, 1.2e300) | st.floats(-1e3, 1e3) | st.just(math.nan)),
+        min_size=1, max_size=300,
+    ),
+    st.integers(1, 3), st.sampled_from([1, 3, 50]), st.integers(1, 70), st.sampled_from([1, 2**15]),
+)  # fmt: skip
+def test_the_kernel_of_sizes_gives_the_formulas(
+    pairs: list[tuple[float, float]], heads: int, entries: int, at_once: int, long: int
+) -> None:
+    """Of samples, and of samples and heads, also where all heads of a sample share the memory of one log."""
+    pairs = pairs[: len(pairs) // heads * heads] or pairs[:1] * heads
+    size, log = torch.tensor(pairs, dtype=torch.float64).view(-1, heads, 2).unbind(2)
+    value = torch.rand(*size.shape, entries, dtype=torch.float64).mul(size[..., None]).nan_to_num(posinf=math.inf)
+    value[..., -1] = -size
+    module: Any = import_module("rankscope.deviation.scaled_triton")
+    for part, of in ((value, log), (value, log[:, :1].expand(-1, heads)), (value.flatten(0, 1), log.flatten())):
+        numbers = scaled.Scaled(part, of)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "ENTRIES", 2 ** int(math.log2(at_once)))
+            patch.setattr(module, "LONG", long)
+            found, expected = scaled._by_kernel(numbers), scaled.Rescaling(numbers.largest(), of)
+        for name in found._fields:
+            a, b = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(a, b, rtol=1e-15, atol=1e-15, equal_nan=True)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2])
+@pytest.mark.parametrize("heads", [None, 1, 5])
+def test_the_kernel_moves_logs_as_the_formula_does(
+    monkeypatch: pytest.MonkeyPatch, copies: int, heads: int | None
+) -> None:
+    shape = (4 * (1 + copies),) if heads is None else (4 * (1 + copies), heads)
+    log = 1e5 * torch.randn(shape, dtype=torch.float64)
+    log[1], log[-1] = scaled.LOWEST, math.nan
+    expected = perturbation.Perturbation(copies=copies)._moved_log(log)
+    monkeypatch.setattr(perturbation, "has_kernel", lambda log: True)
+    found = perturbation.Perturbation(copies=copies)._moved_log(log)
+    torch.testing.assert_close(found, expected, rtol=2e-16, atol=0.0, equal_nan=True)
+    assert bool((found[-2] != log[-2]).any())
 
 
 @given(st.floats(-760.0, 709.0), st.integers(0, 99))

@@ -25,7 +25,7 @@ from rankscope.deviation.by_rows import PatternByRows, RowMaker, StreamedDeviati
 from rankscope.deviation.comparison import SHORTEST
 from rankscope.deviation.decisions import keep, must_compute
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, has_kernel, spread
 from rankscope.deviation.scores import ScoreParts, Scores
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
@@ -74,6 +74,17 @@ class Perturbation:
     def _moved(self, t: Tensor, in_place: bool) -> Tensor:
         if not t.numel():
             return t
+        share, size = self._shares(t)
+        share = share.view(-1, 1, *t.shape[1:])  # [1 + copies, 1, ...], or [1, 1, ...]
+        of_each = t.reshape(len(share), -1, *t.shape[1:]) if self.copies else t[None]
+        if in_place:
+            moved = slice(1, None) if self.copies else slice(None)
+            of_each[moved].addcmul_(of_each[moved], share[moved], value=size)
+            return t
+        return torch.addcmul(of_each, of_each, share, value=size).flatten(0, 1)
+
+    def _shares(self, t: Tensor) -> tuple[Tensor, float]:
+        """(shares `[1 + copies, number]`, or `[1, number]`, for the entries of a sample of t, what multiplies them)."""
         count = t[0].numel()
         length = _length(count)
         if self.row.shape[1] < length or self.row.device != t.device:
@@ -81,14 +92,8 @@ class Perturbation:
         keep(self.row)
         self.calls += 1
         start = self.calls * 1009 % (length - count)
-        share = self.row[:, start : start + count].view(-1, 1, *t.shape[1:])  # [1 + copies, 1, ...], or [1, 1, ...]
         size = self.units * precision(t) if self.largest_share is None else self.largest_share
-        of_each = t.reshape(len(share), -1, *t.shape[1:]) if self.copies else t[None]
-        if in_place:
-            moved = slice(1, None) if self.copies else slice(None)
-            of_each[moved].addcmul_(of_each[moved], share[moved], value=size)
-            return t
-        return torch.addcmul(of_each, of_each, share, value=size).flatten(0, 1)
+        return self.row[:, start : start + count], size
 
     def of(self, result: Any) -> Any:
         """The result of a rule, perturbed: a tensor, or x and R of what deviation arithmetic has in its place."""
@@ -98,8 +103,16 @@ class Perturbation:
 
     def scaled(self, part: Scaled) -> Scaled:
         """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log of."""
-        log = torch.where(part.log > LOWEST, self.copied(part.log), part.log)
+        log = self._moved_log(part.log)
         return Scaled(self.perturb(part.value), log)
+
+    def _moved_log(self, log: Tensor) -> Tensor:
+        """Logs perturbed, but for that of zero."""
+        if not has_kernel(log):
+            return torch.where(log > LOWEST, self.copied(log), log)
+        from rankscope.deviation.scaled_triton import moved_logs
+
+        return moved_logs(log, *self._shares(log), LOWEST)
 
 
 def is_cached(count: int, device: torch.device) -> bool:

@@ -30,6 +30,7 @@ DISTANT = 300.0
 """Before a sum of two tensors whose logs differ by more, both are rescaled: the one at the larger scale may
 be zero, and must not set the scale of the sum."""
 HAS_TRITON = find_spec("triton") is not None
+ROOT_OF_LARGEST = 1e150  # numbers up to which squares stay in range
 SMALL = 1e-200  # factors below this go into the log
 
 
@@ -58,12 +59,13 @@ class Scaled:
     def normalised(self) -> "Scaled":
         """Equal numbers with entries of value about one; where all are zero, the log is `LOWEST`. A sample that holds
         infinity becomes NaN: beside it no other entry keeps its size."""
-        size = self.largest()
-        sizes = (_by_kernel if has_kernel(size) else Rescaling)(size, self.log)
-        if saves_a_pass("scaled.normalised", size, lambda: sizes.near):
+        sizes = _by_kernel(self) if has_kernel(self.value) else Rescaling(self.largest(), self.log)
+        if saves_a_pass("scaled.normalised", self.log, lambda: sizes.near):
             return Scaled(self.value, sizes.kept)
-        half = spread(sizes.half, self.value)  # e^-step itself overflows at subnormal sizes
-        return Scaled((self.value * half).mul_(half), sizes.moved)
+        half = spread(sizes.half, self.value)
+        if saves_a_pass("scaled.one_factor", self.log, lambda: sizes.half, ROOT_OF_LARGEST):
+            return Scaled(self.value * (half * half), sizes.moved)
+        return Scaled((self.value * half).mul_(half), sizes.moved)  # e^-step itself overflows at subnormal sizes
 
     def unit(self) -> "Scaled":
         """Equal numbers with the largest |entry| of value about one, so that squares stay in range. What rounding moves
@@ -127,9 +129,9 @@ def largest_entry(value: Tensor, axes: int) -> Tensor:
     return torch.linalg.vector_norm(flat, ord=torch.inf, dim=-1)
 
 
-def has_kernel(size: Tensor) -> bool:
-    """True if one kernel computes what `Scaled.normalised` asks of samples: on a GPU."""
-    return size.is_cuda and HAS_TRITON and size.numel() > 0 and type(size) is Tensor
+def has_kernel(value: Tensor) -> bool:
+    """True if one kernel computes what is asked of each sample of these numbers: on a GPU."""
+    return value.is_cuda and HAS_TRITON and value.numel() > 0 and type(value) is Tensor
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,10 @@ class RescalingByKernel(NamedTuple):
     near: Bool[Tensor, "*batch"]
 
 
-def _by_kernel(size: LogScales, log: LogScales) -> RescalingByKernel:
+def _by_kernel(numbers: Scaled) -> RescalingByKernel:
     from rankscope.deviation.scaled_triton import rescaling
 
-    return RescalingByKernel(*rescaling(size, log, WIDEST, LOWEST))
+    return RescalingByKernel(*rescaling(numbers.value, numbers.log, WIDEST, LOWEST))
 
 
 def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:

@@ -143,12 +143,14 @@ class DeviationPasses:
         self.first_rules = inputs.rules
         # The first product with a matrix rounds the input as well.
         self.states = inputs.state, Perturbation(units=EXAGGERATED * UNITS).of(inputs.state)
+        self.joined: State | None = None  # both states as one batch, once a layer has run so
         self.lost = torch.zeros_like(inputs.state.valid.mask[:, 0])
 
     def starting_from(self, layer: FloatLayer) -> "DeviationPasses":
         """Passes by the same rules that start from the tokens after a layer. Layer 0 is the input, which float64 did
         not round: its two states stay as they are."""
         passes = copy(self)
+        passes.joined = None
         if layer.step.layer:
             passes.states = layer.states(EXAGGERATED)
         return passes
@@ -160,16 +162,18 @@ class DeviationPasses:
 
     def run_layer(self, block: Block) -> tuple[DeviationStep, DeviationSecondPass]:
         """Both passes through the next layer, tokens in their original order."""
-        before = self.states
+        before, joined = self.states, self.joined
         self.rules.losses.short = {}
         self.rules.begin(block)
         if self.together:
-            step, second = _halves(run_block(block, self.rules, _joined(before)))
+            joined = _joined(before) if joined is None else joined
+            both = run_block(block, self.rules, joined)
+            self.joined, (step, second) = both.state, _halves(both)
         else:
             step = run_block(self.inputs.block(block.index), self.first_rules, before[0])
             second = run_block(block, self.rules, before[1])
         losses = self.rules.losses
-        zeros = self._rounded_to_zero(block, before, step)
+        zeros = self._rounded_to_zero(block, before, joined, step)
         lost = self.lost | _hidden(step, second) | self._folded(losses.torn) | zeros.samples
         self.states, self.lost = (step.state, second.state), lost
         order = self.inputs.order
@@ -181,12 +185,15 @@ class DeviationPasses:
             return flags
         return flags.view(2, -1, *flags.shape[1:]).any(0)
 
-    def _rounded_to_zero(self, block: Block, before: tuple[State, State], step: DeviationStep) -> UnprovedZeros:
+    def _rounded_to_zero(
+        self, block: Block, before: tuple[State, State], joined: State | None, step: DeviationStep
+    ) -> UnprovedZeros:
         """Return which samples and heads hold a zero that may be due to rounding (`proved_zeros.py`).
 
         Args:
             block: The layer.
             before: The states of both passes before it.
+            joined: The same as one batch, where both passes run as one.
             step: The layer of the first pass.
         """
         # Uniform attention makes the outputs of heads equal, unless they have gates.
@@ -200,7 +207,7 @@ class DeviationPasses:
         if not must_compute("second_pass.zeros", suspect):
             return UnprovedZeros.none(before[0], block.arch.heads)
         self.rules.begin(block)
-        zeros = unproved(block, self.rules, _joined(before) if self.together else before[1], short)
+        zeros = unproved(block, self.rules, before[1] if joined is None else joined, short)
         return UnprovedZeros(*(torch.as_tensor(self._folded(flags)) for flags in zeros))
 
 
