@@ -193,3 +193,24 @@ def _run(X: Any, Y: Any, Z: Any) -> None:
     grown, power = both_of(tl.load(X + at))  # noqa: F821
     tl.store(Y + at, grown)  # noqa: F821
     tl.store(Z + at, power)  # noqa: F821
+
+
+LOGS = st.floats(-1.2e300, 1.2e300) | st.floats(-600.0, 600.0) | st.sampled_from([0.0, scaled.LOWEST, math.nan])
+
+
+@given(st.lists(st.tuples(LOGS, LOGS), min_size=1, max_size=6), st.sampled_from([1, 5, 50]), st.integers(0, 99))
+def test_the_kernel_of_sums_gives_the_formula(pairs: list[tuple[float, float]], entries: int, seed: int) -> None:
+    """Of logs that are far apart the formula is right only where `normalised` has made the larger one count."""
+    generator = torch.Generator().manual_seed(seed)
+    logs = torch.tensor(pairs, dtype=torch.float64)
+    a, b = torch.randn(2, len(pairs), 3, entries, generator=generator, dtype=torch.float64)
+    for split_heads in (False, True):
+        of_a, of_b = (log[:, None].expand(-1, 3) if split_heads else log for log in logs.unbind(1))
+        expected = scaled.Scaled(a, of_a) + scaled.Scaled(b, of_b)
+        module: Any = import_module("rankscope.deviation.scaled_triton")
+        first, second = scaled.Scaled(a, of_a), scaled.Scaled(b, of_b)
+        if not bool(((of_a - of_b).abs() <= scaled.DISTANT).all()):
+            first, second = first.normalised(), second.normalised()
+        value, log = module.added(first.value, second.value, first.log, second.log)
+        torch.testing.assert_close(log, expected.log, rtol=0.0, atol=0.0, equal_nan=True)
+        torch.testing.assert_close(value, expected.value, rtol=1e-15, atol=1e-14, equal_nan=True)

@@ -134,7 +134,8 @@ def short_tokens(state: State) -> Bool[Tensor, "batch token"]:
     """True for tokens that are zero, or too short, beside the longest, for one scale to hold. Only in samples that have
     no common token: beside one, a short deviation is no short token."""
     size = _sizes(state)
-    short = (size < SHORTEST * state.R.largest()[:, None]) | (size == 0)
+    longest = size.amax(-1, keepdim=True) if size.shape[-1] else size
+    short = (size < SHORTEST * longest) | (size == 0)
     return short & state.valid.mask & (state.x.log <= LOWEST)[:, None]
 
 

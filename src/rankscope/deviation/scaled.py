@@ -79,6 +79,10 @@ class Scaled:
         a, b = self, other
         if not saves_a_pass("scaled.add_near", a.log, lambda: self.log - other.log, DISTANT):
             a, b = a.normalised(), b.normalised()
+        if has_kernel(a.value) and a.value.shape == b.value.shape:
+            from rankscope.deviation.scaled_triton import added
+
+            return Scaled(*added(a.value, b.value, a.log, b.log))
         if saves_a_pass("scaled.add_swapped", a.log, lambda: b.log > a.log):
             a, b = b, a  # the first needs no rescaling below
         log = torch.maximum(a.log, b.log)

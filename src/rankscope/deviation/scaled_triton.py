@@ -1,8 +1,8 @@
-"""Numbers of samples that deviation arithmetic asks for at every step, on a GPU: one kernel in place of many small ones.
+"""Steps of deviation arithmetic that a GPU takes by one kernel in place of many small ones.
 
-`Scaled.normalised` calls `rescaling` and `Perturbation.scaled` calls `moved_logs`. A layer normalises some thirty
-tensors, and for each of them computes a few numbers per sample or head by some ten operations: kernels for these take
-longer to start than to run.
+`Scaled.normalised` calls `rescaling`, `Scaled.__add__` calls `added` and `Perturbation.scaled` calls `moved_logs`. Each
+layer takes dozens of these steps, and each of them computes a few numbers per sample or head by some ten operations:
+kernels for these take longer to start than to run.
 """
 
 import torch
@@ -80,6 +80,42 @@ def rescaling(value: Tensor, log: Tensor, widest: float, lowest: float) -> tuple
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _added(A, B, LOG_A, LOG_B, SUM, LOG, length, blocks, ENTRIES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some entries of the sum of one sample, and the larger log."""
+    pid = tl.program_id(0).to(tl.int64)
+    sample, block = pid // blocks, pid % blocks
+    entry = block * ENTRIES + tl.arange(0, ENTRIES)
+    log_a, log_b = tl.load(LOG_A + sample), tl.load(LOG_B + sample)
+    log = tl.where(log_a > log_b, log_a, log_b)
+    log = tl.where(log_a == log_a, log, log_a)  # NaN of a; that of b is there
+    a = tl.load(A + sample * length + entry, mask=entry < length, other=0.0)
+    b = tl.load(B + sample * length + entry, mask=entry < length, other=0.0)
+    a = tl.where(log_a == log, a, a * tl.exp(log_a - log))  # e^0 is one also where the logs are infinite
+    b = tl.where(log_b == log, b, b * tl.exp(log_b - log))
+    tl.store(SUM + sample * length + entry, a + b, mask=entry < length)
+    tl.store(LOG + sample, log, mask=block == 0)
+
+
+def added(a: Tensor, b: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
+    """(the sum of `e^log_a a` and `e^log_b b` in units of e^log, log: the larger of the two).
+
+    Args:
+        a: Entries `[batch, ...]` or `[batch, head, ...]`, as many as of b.
+        b: The other entries.
+        log_a: The log of the scale of a, `[batch]` or `[batch, head]`.
+        log_b: That of b.
+    """
+    a, b, log_a, log_b = (part.contiguous() for part in (a, b, log_a, log_b))
+    total, log, rows = torch.empty_like(a), torch.empty_like(log_a), log_a.numel()
+    length = a.numel() // rows
+    entries = min(ENTRIES, triton.next_power_of_2(length))
+    with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]
+        blocks = triton.cdiv(length, entries)
+        _added[(rows * blocks,)](a, b, log_a, log_b, total, log, length, blocks, ENTRIES=entries)
+    return total, log
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _moved_logs(LOG, SHARE, MOVED, n, each, of_copy, share_row, size, lowest: tl.constexpr, ENTRIES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Each log plus its share of itself, but the log of zero."""
     at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
@@ -93,7 +129,7 @@ def moved_logs(log: Tensor, share: Tensor, size: float, lowest: float) -> Tensor
 
     Args:
         log: Logs `[batch]` or `[batch, head]`, of all samples and after them of all their copies.
-        share: `[copy, number]`, what the logs of each sample are moved by; a row for the samples, and each of the copies.
+        share: `[copy, number]`, what the logs of a sample are moved by: a row for samples, one for each copy.
         size: What shares are multiplied with.
         lowest: The log of zero, which stays.
     """
