@@ -134,6 +134,7 @@ def kernels() -> None:
     from rankscope.deviation.state import ValidTokens
     from rankscope.metrics.token_norms import token_norms
 
+    _distances()
     for shape, dtype in product([(3, 70, 130), (2, 1000, 770), (1, 5000, 64)], [torch.float64, torch.bfloat16]):
         for size in (1.0, 1e-200, 1e200) if dtype == torch.float64 else (1.0,):
             X = (size * (1 + torch.randn(shape, dtype=torch.float64))).to(dtype)
@@ -170,6 +171,26 @@ def kernels() -> None:
     with answering(Presuming(dict.fromkeys(SHORTCUTS, 1))), torch.cuda.graph(fused):
         make()
     _bandwidth("softmax's deviations", of_rows[0], {"torch, replayed": plain.replay, "kernel, replayed": fused.replay})
+
+
+def _distances() -> None:
+    """Largest distances of rows of attention patterns."""
+    from rankscope.metrics.distances import largest_sum_distance
+
+    for shape in [(2, 3, 1, 1), (2, 3, 33, 40), (12, 12, 128, 128), (1, 2, 700, 700)]:
+        P, valid = torch.randn(shape, dtype=torch.float64), torch.rand(shape[:3]) < 0.7
+        P[0, 0, -1, 0] = torch.nan
+        for mask in (None, valid):
+            there = largest_sum_distance(P.cuda(), None if mask is None else mask.cuda()).cpu()
+            expected = largest_sum_distance(P, mask)
+            off = float(((there - expected).abs() / expected.clamp(min=5e-324)).nan_to_num(0.0).max())
+            same = torch.equal(there.isnan(), expected.isnan())
+            print(
+                f"  L1 distances of rows, {shape}, padding {mask is not None}: {off:.0e}, NaN alike {same}", flush=True
+            )
+    P = torch.randn(12, 12, 128, 128, dtype=torch.float64, device="cuda").softmax(-1)
+    cases: dict[str, Callable[[], object]] = {"torch": partial(torch.cdist, P, P, p=1.0)}
+    _bandwidth("L1 distances of rows", P, cases | {"kernel": partial(largest_sum_distance, P)})
 
 
 SHORTCUTS = [

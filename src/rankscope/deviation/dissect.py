@@ -6,6 +6,7 @@ of the block. Perturbed copies of the samples may go along in the same batch.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -107,24 +108,28 @@ class _RecordedPerturbed(_Recorder, PerturbedDeviation):
     """Perturbed deviation arithmetic that records."""
 
 
-def starting_state(
-    net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None = None
-) -> tuple[State, PassSettings]:
-    """The state and settings that a pass starts from, padding cut off, of which samples that go together have the same;
-    after all samples perturbed copies of them (`perturbation.py`), since the split into a common token and deviations
-    rounds as any rule does."""
-    X, padding = X.repeat(1 + copies, 1, 1), None if padding is None else padding.repeat(1 + copies, 1)
+def starting_tokens(net: Transformer, X: Tensor, padding: Tensor | None = None) -> tuple[Tensor, PassSettings]:
+    """The tokens and settings that a pass starts from, padding cut off, of which samples that go together have the
+    same."""
     X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
     settings = net.settings(X, valid)
     if padding is not None and not bool(valid.all()):
         # Masks stay those of all positions: whom tokens see may depend on how many there are (`bigbird`, `strided`).
         n = int(valid[0].sum())
-        X, valid, settings = X[:, :n], valid[:, :n], settings.first(n)
+        X, settings = X[:, :n], settings.first(n)
+    return X, settings
+
+
+def starting_state(net: Transformer, X: Tensor, settings: PassSettings, copies: int = 0) -> tuple[State, PassSettings]:
+    """The state and settings of `starting_tokens`, and after all samples of perturbed copies of them
+    (`perturbation.py`), since the split into a common token and deviations rounds as any rule does."""
     if not copies:
-        return State.of(X, valid), settings
-    noise = Perturbation(copies=copies)
+        return State.of(X, settings.valid), settings
+    seen = {mask: M if len(M) == 1 else M.repeat(1 + copies, 1, 1, 1) for mask, M in settings.visible.items()}
+    settings = replace(settings, visible=seen, valid=settings.valid.repeat(1 + copies, 1))
+    noise, X = Perturbation(copies=copies), X.repeat(1 + copies, 1, 1)
     X = X if net.weights.positions is None else noise.perturb(X)  # a sum, which was rounded
-    return noise.of(State.of(X, valid)), settings
+    return noise.of(State.of(X, settings.valid)), settings
 
 
 def dissect(net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None = None) -> Iterator[BlockRecord]:
@@ -146,7 +151,7 @@ def dissect(net: Transformer, X: Tensor, copies: int = 0, padding: Tensor | None
     ['attention', 'mlp']
     """
     net = net.to(torch.float64)
-    state, settings = starting_state(net, X, copies, padding)
+    state, settings = starting_state(net, *starting_tokens(net, X, padding), copies)
     yield from records(net, state, recording_rules(net, settings, copies))
 
 

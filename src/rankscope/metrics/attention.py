@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
 from rankscope.metrics.row_statistics import RowStatistics
@@ -65,9 +66,7 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     if P.shape[-1] > FEW and P.device.type == "cpu":
         distances = dobrushin_by_head(PatternRows.of(P, valid.any(-2, keepdim=True))).reshape(P.shape[:-2])
         return _nan_where_empty(distances, valid)
-    distance = torch.cdist(P, P, p=1.0) / 2
-    pairs = valid[..., :, None] & valid[..., None, :]
-    return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), valid)
+    return _nan_where_empty(largest_sum_distance(P, valid) / 2, valid)
 
 
 def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import rows
+from rankscope.metrics.distances import largest_square_distance
 from rankscope.metrics.log_readings import LOWEST, SMALLEST, UNIT, ScaledTokens, log_of, reading_of_tokens
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
 from rankscope.metrics.residuals import log_residual
@@ -86,8 +87,7 @@ def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     m = points.sum(-1)
     if not direction.shape[-2]:
         return nan_where_empty(direction.new_zeros(m.shape), ready)
-    first = points.to(torch.int8).argmax(-1)[..., None, None].expand(*m.shape, 1, direction.shape[-1])
-    apart = (direction - direction.gather(-2, first)).masked_fill(~points[..., None], 0.0)
+    apart = _from_first(direction, points)
     mean = apart.sum(-2, keepdim=True) / m.clamp(min=1)[..., None, None]
     square = (apart - mean).masked_fill(~points[..., None], 0.0).square().sum((-2, -1))
     pairs = [count * (count - 1) // 2 for count in (ready.count, m)]
@@ -97,14 +97,19 @@ def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
 def max_cosine_gap(X: TokensLike, padding: Tensor | None = None, *, at_once: int = AT_ONCE) -> Values:
     """The largest gap, `1 - min cos(x_i, x_j)`."""
     ready = tokens(X, padding)
-    direction, size, _ = _directions(ready)
-    nowhere = size == 0
-    widest = direction.new_zeros(direction.shape[:-2])
-    for block, pairs in _blocks(ready, at_once):
-        apart = torch.cdist(direction[..., block, :], direction, compute_mode="donot_use_mm_for_euclid_dist")
-        gap = (apart.square_() / 2).masked_fill_(nowhere[..., block, :] | nowhere.mT, 1.0)
-        widest = torch.maximum(widest, gap.masked_fill_(~pairs, 0.0).amax((-2, -1)))
-    return nan_where_empty(widest, ready)
+    direction, size, valid = _directions(ready)
+    points = (size[..., 0] != 0) & valid
+    if not direction.shape[-2]:
+        return nan_where_empty(direction.new_zeros(direction.shape[:-2]), ready)
+    gap = largest_square_distance(_from_first(direction, points), at_once) / 2
+    nowhere = (valid & ~points).any(-1) & (ready.count > 1)
+    return nan_where_empty(torch.where(nowhere, gap.clamp(min=1.0), gap), ready)
+
+
+def _from_first(direction: Tensor, points: Tensor) -> Tensor:
+    """Unit vectors less the first one, so that equal ones are exactly zero; zero where a token points nowhere."""
+    first = points.to(torch.int8).argmax(-1)[..., None, None].expand(*points.shape[:-1], 1, direction.shape[-1])
+    return (direction - direction.gather(-2, first)).masked_fill(~points[..., None], 0.0)
 
 
 def _blocks(ready: Tokens, at_once: int) -> Iterator[tuple[slice, Bool[Tensor, "*batch row token"]]]:
@@ -144,16 +149,8 @@ def _mean_square(u: Tensor, valid: Tensor) -> Tensor:
 
 
 def _largest_square(u: Tensor, valid: Tensor) -> Tensor:
-    """Half the largest squared distance of two tokens of each sample, all pairs of some tokens at a time."""
-    batch, n = valid.shape
-    widest = u.new_zeros(batch)
-    step = max(1, rows.AT_ONCE // max(1, 8 * batch * n))
-    for start in range(0, n, step):
-        block = slice(start, start + step)
-        pairs = valid[:, block, None] & valid[:, None, :]
-        distance = torch.cdist(u[:, block], u).masked_fill(~pairs, 0.0)
-        widest = torch.maximum(widest, distance.flatten(1).amax(1))
-    return widest.square() / 2
+    """Half the largest squared distance of two tokens of each sample."""
+    return largest_square_distance(u.masked_fill(~valid[..., None], 0.0), rows.AT_ONCE) / 2
 
 
 def _metric(compute: Callable[..., Tensor], symbol: str, tex: str, meaning: Meaning, **more: Any) -> Metric:

@@ -229,29 +229,42 @@ def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure
 
 def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -> Any:
     # No function inside `converted`: one that calls itself would hold all tensors until garbage is collected.
-    if id(value) not in seen:
-        if isinstance(value, Tensor):
-            seen[id(value)] = move(value)
-        elif isinstance(value, StreamedLayers):
-            source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
-            seen[id(value)] = StreamedLayers(source, value.numbers)
-        elif isinstance(value, tuple):
-            make = getattr(type(value), "_make", tuple)
-            seen[id(value)] = make(_moved(item, move, seen) for item in value)
-        elif isinstance(value, dict):
-            seen[id(value)] = {key: _moved(item, move, seen) for key, item in value.items()}
-        elif is_dataclass(value) and not isinstance(value, type):
-            seen[id(value)] = type(value)(**{name: _moved(item, move, seen) for name, item in _members(value)})
-        else:
-            return value
-    return seen[id(value)]
+    names = _names(type(value))
+    if names is None and not isinstance(value, Tensor | tuple | dict | StreamedLayers):
+        return value
+    if id(value) in seen:
+        return seen[id(value)]
+    moved: Any
+    if isinstance(value, Tensor):
+        moved = move(value)
+    elif names is not None:
+        moved = type(value)(**{name: _moved(getattr(value, name), move, seen) for name in names})
+    elif isinstance(value, tuple):
+        moved = getattr(type(value), "_make", tuple)([_moved(item, move, seen) for item in value])
+    elif isinstance(value, dict):
+        moved = {key: _moved(item, move, seen) for key, item in value.items()}
+    else:
+        source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
+        moved = StreamedLayers(source, value.numbers)
+    seen[id(value)] = moved
+    return moved
+
+
+def _names(kind: type) -> tuple[str, ...] | None:
+    """The names of the fields of a dataclass; None of any other class. Asked of each part of a structure, so cached."""
+    if kind not in _names_of_kinds:
+        _names_of_kinds[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+    return _names_of_kinds[kind]
+
+
+_names_of_kinds: dict[type, tuple[str, ...] | None] = {}
 
 
 def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
     """The form of a structure as nested tuples, with `of(tensor)` in the place of each tensor."""
     if isinstance(structure, Tensor):
         return of(structure)
-    if isinstance(structure, tuple | dict) or (is_dataclass(structure) and not isinstance(structure, type)):
+    if isinstance(structure, tuple | dict) or _names(type(structure)) is not None:
         return (type(structure), *((name, outline(item, of)) for name, item in _members(structure)))
     return structure
 
@@ -261,7 +274,7 @@ def _members(value: object) -> list[tuple[str, Any]]:
         return list(value.items())
     if isinstance(value, tuple | StreamedLayers):
         return [(str(index), item) for index, item in enumerate(value)]
-    return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]
+    return [(name, getattr(value, name)) for name in cast(tuple[str, ...], _names(type(value)))]
 
 
 def picked(layers: Layers, indices: Sequence[int]) -> Layers:

@@ -20,6 +20,7 @@ An upper bound is vacuous when it is as large as the tokens themselves, a lower 
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, get_args
 
 import polars as pl
@@ -35,7 +36,7 @@ from rankscope.runs.tables import SavedTable
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.facts import Centre
-from rankscope.theory.hypotheses import outside, own_objects
+from rankscope.theory.hypotheses import Hypothesis, outside, own_objects
 from rankscope.theory.logs import TEN
 from rankscope.theory.observation import Passes, observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
@@ -213,7 +214,7 @@ def certify(
         message = f"padding must be out of sight of {parts}, the user's own, which may count it"
         raise TheoremError(f"{message}: certify one sample at a time, without its padding", subject="padding")
     norms = WeightNorms() if norms is None else norms
-    rows: list[dict[str, Any]] = []
+    columns = _Columns()
     memo: dict[Any, Any] = {}
     arithmetic = ""
     for start, stop, left_out in _batches(net.arch, X, valid):
@@ -223,12 +224,11 @@ def certify(
         for sample, passes in enumerate(batch, start):
             arithmetic, marked = passes.facts[0].arithmetic, noisy_layers(passes)
             for theorem in chosen:
-                rows += _rows(theorem, passes, marked, sample)
+                columns.add(theorem, passes, marked, sample)
             if progress is not None:
                 progress(sample + 1, len(X))
     names = [theorem.name for theorem in chosen]
-    table = pl.DataFrame(rows, schema=SCHEMA)
-    table = table.sort(pl.col("theorem").cast(pl.Enum(names)), "sample", "layer")
+    table = columns.table(names)
     same = original_net.dtype == net.dtype  # then the weights have been read for it, if they ever were
     description = {"architecture": net.arch.to_dict(), "fingerprint": (original_net if same else net).fingerprint}
     checks = {"centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist()}
@@ -255,24 +255,44 @@ def _batches(arch: Architecture, X: Tensor, valid: Tensor) -> Iterator[tuple[int
         start = stop
 
 
-def _rows(theorem: Theorem, passes: Passes, marked: Sequence[bool], sample: int) -> list[dict[str, Any]]:
-    rows, upper, sizes = [], theorem.kind == "upper", passes.facts[0].sizes
-    for layer, layer_bound in enumerate(layer_bounds(theorem, passes, marked), 1):
-        unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]
-        met, bound, measured = not unmet, layer_bound.bound / TEN, layer_bound.measured / TEN
-        size = sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
-        # Two zeros, or two infinities, are equal.
-        slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
-        known = met and not math.isnan(slack)
-        rows.append({
-            "theorem": theorem.name, "sample": sample, "layer": layer, "quantity": theorem.quantity,
-            "kind": theorem.kind, "met": met, "vacuous": met and (bound >= size if upper else bound == -math.inf),
-            "log10_bound": bound if met else None, "log10_measured": None if math.isnan(measured) else measured,
-            "log10_size": size, "slack": slack if known else None, "below_floor": layer_bound.noise,
-            "why": "; ".join(unmet) or None,
-            "hypotheses": [
-                {"says": hypothesis.says, "number": hypothesis.number, "limit": hypothesis.limit, "met": hypothesis.met}
-                for hypothesis in layer_bound.hypotheses
-            ],
-        })  # fmt: skip
-    return rows
+class _Columns:
+    """The columns of a table of certificates, row by row; hypotheses of all rows lie one after the other."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Any]] = {name: [] for name in SCHEMA if name != "hypotheses"}
+        self.hypotheses: list[Hypothesis] = []
+        self.row_of: list[int] = []  # The row of each hypothesis
+
+    def add(self, theorem: Theorem, passes: Passes, marked: Sequence[bool], sample: int) -> None:
+        """Add the rows of one theorem on one sample."""
+        upper, sizes, columns = theorem.kind == "upper", passes.facts[0].sizes, list(self.rows.values())
+        for layer, layer_bound in enumerate(layer_bounds(theorem, passes, marked), 1):
+            unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]
+            met, bound, measured = not unmet, layer_bound.bound / TEN, layer_bound.measured / TEN
+            size = sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
+            # Two zeros, or two infinities, are equal.
+            slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
+            self.row_of += [len(columns[0])] * len(layer_bound.hypotheses)
+            self.hypotheses += layer_bound.hypotheses
+            row = (
+                theorem.name, sample, layer, theorem.quantity, theorem.kind,
+                met, met and (bound >= size if upper else bound == -math.inf), bound if met else None,
+                None if math.isnan(measured) else measured, size, slack if met and not math.isnan(slack) else None,
+                layer_bound.noise, "; ".join(unmet) or None,
+            )  # fmt: skip
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+
+    def table(self, theorems: Sequence[str]) -> pl.DataFrame:
+        """The rows in the order of the theorems, by sample and layer."""
+        distinct = {id(hypothesis): hypothesis for hypothesis in self.hypotheses}  # most are those of many rows
+        places = dict(zip(distinct, range(len(distinct)), strict=True))
+        parts = {name: list(map(attrgetter(name), distinct.values())) for name in HYPOTHESIS.to_schema()}
+        structs = pl.DataFrame(parts, schema=HYPOTHESIS.to_schema()).to_struct("hypotheses")
+        structs = structs.gather([places[id(hypothesis)] for hypothesis in self.hypotheses])
+        by_row = (
+            pl.DataFrame([pl.Series("row", self.row_of, dtype=pl.UInt32), structs]).group_by("row").agg("hypotheses")
+        )
+        table = pl.DataFrame(self.rows, schema={name: SCHEMA[name] for name in self.rows}).with_row_index("row")
+        table = table.join(by_row, "row", "left").with_columns(pl.col("hypotheses").fill_null([])).select(list(SCHEMA))
+        return table.sort(pl.col("theorem").cast(pl.Enum(theorems)), "sample", "layer")

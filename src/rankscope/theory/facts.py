@@ -69,7 +69,8 @@ class HalfFacts(Generic[Number]):
 
 @dataclass(frozen=True)
 class LayerNumbers(Generic[Number]):
-    """What a layer did to these tokens."""
+    """What a layer did to these tokens; NaN where no theorem about such a network asks: oscillations beside a norm,
+    factors of attention and exact ones beside a norm or an MLP."""
 
     log_oscillation: Number  # The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows
     log_oscillation_factor: Number
@@ -129,6 +130,7 @@ class Facts:
     branch, so that no theorem asks for them."""
     memo: dict[Hashable, Any] = field(default_factory=dict)
     """Shared by the facts of all samples and passes of one call, of the same network."""
+    memo_of_pass: dict[Hashable, Any] = field(default_factory=dict)
 
     def of_network(self, name: str, compute: Callable[[], Result]) -> Result:
         """A number that depends on the network alone, computed once for all samples and passes."""
@@ -137,6 +139,12 @@ class Facts:
     def of_tokens(self, name: str, compute: Callable[[], Result]) -> Result:
         """A number that depends on the tokens at layer 0 alone, computed once for all passes."""
         return self._once((name, self.sample), compute)
+
+    def of_pass(self, key: Hashable, compute: Callable[[], Result]) -> Result:
+        """A result that depends on these facts alone, computed once for all theorems."""
+        if key not in self.memo_of_pass:
+            self.memo_of_pass[key] = compute()
+        return cast(Result, self.memo_of_pass[key])
 
     def _once(self, key: Hashable, compute: Callable[[], Result]) -> Result:
         if key not in self.memo:

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from rankscope.nets import Architecture, kernels
@@ -21,9 +21,9 @@ AVERAGES = tuple(kernel.name for kernel in kernels.KERNELS.values() if kernel.av
 """Kernels that divide every row by its sum."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """One condition of a theorem, with the number found and whether it is met."""
+    """One condition of a theorem, with the number found and whether it is met; equal to itself alone."""
 
     says: str
     number: float
@@ -34,9 +34,14 @@ class Hypothesis:
     as what an architecture is or has."""
 
     def __str__(self) -> str:
+        return self._sentence
+
+    @cached_property
+    def _sentence(self) -> str:
         return f"{self.says}: {self.number:.6g}, must be {self.limit}"
 
 
+@lru_cache(maxsize=1024)
 def compared(sign: str, says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
     """The hypothesis that a number stands to its limit as the sign says; one that was `measured` may be off."""
     room = (limit - number if sign == "<=" else number - limit) if measured else math.inf

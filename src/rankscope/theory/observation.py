@@ -8,20 +8,21 @@ go where that spares a GPU kernels (`_WaitingStates`). Numbers stay on the devic
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property, partial
+from itertools import chain, groupby
 from typing import Any, Generic, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies
 from rankscope.deviation.attention import DeviationPattern, common_heads, deviation_heads
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
-from rankscope.deviation.dissect import recording_rules, records, starting_state
+from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.perturbation import PerturbedPlain, is_cached
 from rankscope.deviation.propagate import DeviationStep
@@ -33,6 +34,7 @@ from rankscope.metrics import dobrushin, metric
 from rankscope.metrics.attention import FEW
 from rankscope.metrics.centre import centred
 from rankscope.metrics.cosine import max_cosine_gap, min_cosine
+from rankscope.metrics.distances import largest_square_distance, largest_sum_distance
 from rankscope.metrics.log_readings import FARTHEST
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import Tokens, tokens, tokens_of, unit_of
@@ -77,6 +79,7 @@ class Passes:
 
     facts: tuple[Facts, ...]
     agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
+    memo: dict[str, Any] = field(default_factory=dict)  # Results that depend on these passes alone, by name
 
 
 def observe(
@@ -123,13 +126,13 @@ def observe_batch(
     net, norms = net.to(torch.float64), WeightNorms() if norms is None else norms
     X, memo = X.to(dtype=torch.float64, device=net.device), {} if memo is None else memo
     deviates = applies(net)
-    inputs = ObservationInputs.of(net, X, copies, padding, norms)
-    first, settings = inputs.first, inputs.settings
-    observed, branches = _observation(net, inputs, centre, copies, norms)
-    start = net.prepared(X, padding)[0][:, : settings.valid.shape[1]].cpu()
+    on_device = None if net.streamed else _NormsOnDevice.together(norms.of_layers(net), X)
+    inputs = ObservationInputs(*starting_tokens(net, X, padding), on_device)
+    observed, first, branches = _observation(net, inputs, centre, copies, norms)
+    start = inputs.X.cpu()
     masks = dict.fromkeys(map(net.arch.mask_of, range(net.arch.layers)))
-    visible = {mask: settings.visible[mask][:, 0].cpu() for mask in masks}
-    layer_norms = norms.of_layers(net)
+    visible = {mask: inputs.settings.visible[mask][:, 0].cpu() for mask in masks}
+    layer_norms = norms.of_layers(net)  # after the pass, by which streamed layers are read once
 
     def facts(sample: int, copy: int) -> Facts:
         at = copy * len(X) + sample
@@ -138,7 +141,7 @@ def observe_batch(
         return Facts(
             net, centre, "deviation" if deviates else "float64", first_sample + sample, start[sample],
             _samples(first, own),
-            {mask: matrices[at if len(matrices) > 1 else 0] for mask, matrices in visible.items()}, sizes,
+            {mask: matrices[sample if len(matrices) > 1 else 0] for mask, matrices in visible.items()}, sizes,
             tuple(
                 LayerFacts(**vars(numbers), heads=heads, mlp=mlp, halves=halves)
                 for (numbers, halves), (heads, mlp) in zip(layers, layer_norms, strict=True)
@@ -156,53 +159,91 @@ def observe_batch(
 class ObservationInputs:
     """All tensors that an observation starts from, but for the weights."""
 
-    first: State
+    X: Float[Tensor, "batch token width"]
     settings: PassSettings
-    of_samples: PassSettings  # The settings of a pass of the samples without copies
-    norms: "tuple[_NormsOnDevice, ...]"  # By layer; empty of streamed layers, whose norms are taken as they are read
-
-    @classmethod
-    def of(
-        cls, net: Transformer, X: Tensor, copies: int, padding: Tensor | None, norms: WeightNorms
-    ) -> "ObservationInputs":
-        """The inputs of an observation, as `observe_batch` takes them."""
-        first, settings = starting_state(net, X, copies, padding)
-        own = starting_state(net, X, 0, padding)[1] if copies else settings
-        layers = () if net.streamed else _NormsOnDevice.of_layers(norms.of_layers(net), first.log)
-        return cls(first, settings, own, layers)
+    norms: Float[Tensor, " number"] | None  # `_NormsOnDevice.together`; None of streamed layers, taken as they are read
 
 
 class Observation(NamedTuple):
-    """What a pass gives: the numbers of each sample and copy, how they are arranged, and what branches add."""
+    """What a pass gives: numbers with an entry for each sample and copy, how they are arranged, the states that it
+    starts from, and what branches add."""
 
-    numbers: Float[Tensor, "batch number"]
+    numbers: Float[Tensor, "number batch"]
+    arrangement: "Arrangement"
+    first: State
     branches: Any
-    arrangement: Any
 
 
-def _observation(net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms) -> Any:
-    """(a list of what `_Observer.run` gives of each sample and copy, as floats; what branches add, by layer)."""
+class Arrangement:
+    """Where the rows of a table stand in the structure of tensors that it was made of."""
+
+    def __init__(self, structure: Any, rows: dict[int, int]) -> None:
+        """`rows` gives the row of each tensor by its id."""
+        self._structure = converted(structure, lambda t: cast(Tensor, Row(rows[id(t)])))
+
+    @classmethod
+    def of(cls, structure: Any, count: int) -> "tuple[Arrangement, Float[Tensor, 'number batch']]":
+        """(the arrangement, the table) of tensors of at most `count` entries, those of one form stacked together."""
+        forms: dict[Any, list[Tensor]] = {}
+        for t in tensors_of(structure):
+            forms.setdefault((len(t), t.dtype), []).append(t)
+        rows = {id(t): row for row, t in enumerate(chain.from_iterable(forms.values()))}
+        parts = [pad(torch.stack(alike).double(), (0, count - length)) for (length, _), alike in forms.items()]
+        return cls(structure, rows), torch.cat(parts)
+
+    def by_sample(self, table: Float[Tensor, "number batch"]) -> list[Any]:
+        """The structure of each sample and copy, with a float in the place of each tensor."""
+        return _by_sample(self._structure, table.tolist(), table.shape[1])
+
+
+class Row(int):
+    """The number of a row of a table."""
+
+
+def _by_sample(structure: Any, table: list[list[float]], samples: int) -> list[Any]:
+    """The structure of each sample: parts are made for all samples at once, which spares most calls."""
+    if isinstance(structure, Row):
+        return table[structure]
+    parts: list[Any] = []
+    make: Callable[[tuple[Any, ...]], Any] = tuple
+    if isinstance(structure, dict):
+        parts, make = list(structure.values()), lambda items: dict(zip(structure, items, strict=True))
+    elif isinstance(structure, tuple):
+        parts, make = list(structure), getattr(type(structure), "_make", tuple)
+    elif is_dataclass(structure):
+        parts = [getattr(structure, part.name) for part in fields(structure)]
+        make = partial(_made, type(structure))
+    if not parts:
+        return [structure] * samples
+    return [make(items) for items in zip(*(_by_sample(part, table, samples) for part in parts), strict=True)]
+
+
+def _made(kind: type, items: tuple[Any, ...]) -> Any:
+    """A dataclass of these fields."""
+    return kind(*items)
+
+
+def _observation(
+    net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms
+) -> tuple[list[Any], State, Any]:
+    """(a list of what `_Observer.run` gives of each sample and copy, as floats; the states that the pass starts from;
+    what branches add, by layer)."""
 
     def run(inputs: ObservationInputs) -> Observation:
         observer = _Observer(net, inputs, centre, copies, norms)
-        batch = observer.run()
-        columns = tensors_of(batch)
-        whole = [torch.nn.functional.pad(t.double(), (0, len(inputs.first.log) - len(t))) for t in columns]
-        arrangement = converted(batch, lambda _: torch.empty(0))
-        return Observation(torch.stack(whole, 1), tuple(observer.branches), arrangement)
+        arrangement, numbers = Arrangement.of(observer.run(), len(observer.first.log))
+        return Observation(numbers, arrangement, observer.first, tuple(observer.branches))
 
-    first = inputs.first.R.value
     key = ("certify", net.arch if net.streamed else weights_key(net), centre, copies)
-    samples, tokens, width = first.shape
+    samples, tokens, width = inputs.X.shape
     largest = max(width, net.arch.mlp_width, net.arch.heads * max(tokens, net.arch.head_width, net.arch.value_width))
     # Random rows must stay where a graph reads them; linear programmes run on the CPU, and parts of one's own and
     # experts do not take the same way each time.
     own = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
-    capture = centre == "mean" and not own and is_cached(samples * tokens * largest, first.device)
+    on_graph = is_cached((1 + copies) * samples * tokens * largest, inputs.X.device)
     held = 0 if net.streamed else bytes_of_weights(net)
-    observed = replayed(key, run, inputs, capture, held)
-    rows = map(iter, observed.numbers.tolist())
-    return [converted(observed.arrangement, lambda _, row=row: next(row)) for row in rows], observed.branches
+    observed = replayed(key, run, inputs, centre == "mean" and not own and on_graph, held)
+    return observed.arrangement.by_sample(observed.numbers), observed.first, observed.branches
 
 
 def _samples(structure: Any, at: slice) -> Any:
@@ -227,13 +268,14 @@ class _Observer:
         self, net: Transformer, inputs: ObservationInputs, centre: Centre, copies: int, norms: WeightNorms
     ) -> None:
         self.net, self.centre, self.copies, self.norms, self.inputs = net, centre, copies, norms, inputs
-        self.first, self.settings, self.samples = inputs.first, inputs.settings, len(inputs.first.log) // (1 + copies)
+        self.samples = len(inputs.X)
+        self.first, self.settings = starting_state(net, inputs.X, inputs.settings, copies)
         self.deviates = applies(net)
         self.rules = recording_rules(net, self.settings, copies) if self.deviates else None
         self.float64_pass: Float64Pass | None = None
         if self.deviates and copies and not net.arch.parts:
-            self.float64_pass = Float64Pass(net, inputs.of_samples)
-        self.layer_norms = list(inputs.norms)
+            self.float64_pass = Float64Pass(net, inputs.settings)
+        self.layer_norms = [] if inputs.norms is None else _NormsOnDevice.of_layers(net, inputs.norms)
         self.branches: list[tuple[Scaled, ...]] = []
 
     def run(self) -> tuple[Any, Any, Any]:
@@ -248,22 +290,23 @@ class _Observer:
         kept.add(self.first)
         for index, record in enumerate(passed):
             if net.streamed:
-                self.layer_norms += _NormsOnDevice.of_layers([self.norms.of(net, index)], zero)
-            difference = zero
+                self.layer_norms.append(_NormsOnDevice.of_layer(self.norms.of(net, index), zero))
+            followed = None
             if self.float64_pass is not None:
                 own = slice(0, self.samples)
                 states = _samples(before, own), _samples(record.state, own)
-                difference = self.float64_pass.follow(net.blocks[index], *states)
+                followed = self.float64_pass.follow(net.blocks[index], *states)
             numbers = self._layer_numbers(index, record)
             layers.append(numbers)
-            agreements.append((difference, *self._patterns(record.attention)))
-            kept.add(record.state, index, record.halves, numbers.log_averaging)
+            agreements.append(self._patterns(record.attention))
+            kept.add(record.state, WaitingLayer(index, record.halves, numbers.log_averaging, followed))
             before = record.state
         at_layer(net.arch.layers)
         kept.flush()
         agreement = [Agreement(kept.differences[0], zero, zero, zero, zero)]
-        for layer, (difference, *attention) in enumerate(agreements, 1):
-            agreement.append(Agreement(kept.differences[layer], difference, kept.lost[layer], *attention))
+        for layer, attention in enumerate(agreements, 1):
+            float64_difference = kept.float64_differences[layer - 1]
+            agreement.append(Agreement(kept.differences[layer], float64_difference, kept.lost[layer], *attention))
         return tuple(kept.sizes), tuple(zip(layers, kept.halves, strict=True)), tuple(agreement)
 
     def _patterns(self, pattern: DeviationPattern) -> tuple[Tensor, Tensor]:
@@ -291,13 +334,13 @@ class _Observer:
         tau = logs_of(_dobrushin(Delta.value), Delta.log[:, None])
         averaging = clipped(sum_of(product_of(tau, norms.spectral)))
         unknown = torch.full_like(before.log, math.nan)
-        oscillation, factor, exact = unknown, unknown, unknown
+        oscillation, factor, attention, exact = unknown, unknown, unknown, unknown
         bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
-        if bilinear and arch.positions in ("none", "absolute"):
+        if arch.norm == "none" and bilinear and arch.positions in ("none", "absolute"):
             oscillation, factor = self._oscillation(index, before, visible, norms)
         if arch.norm == "none" and arch.mlp == "none":
             exact = self._exact_factor(index, before, Delta)
-        attention = _attention_factor(Delta, norms) if active else torch.full_like(unknown, -torch.inf)
+            attention = _attention_factor(Delta, norms) if active else torch.full_like(unknown, -torch.inf)
         # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
         smallest, defect = torch.zeros_like(unknown), torch.zeros_like(unknown)
         if active:
@@ -398,10 +441,27 @@ class _Observer:
         shortest, longest = logs_of(lengths.amin(-1), unit), logs_of(lengths.amax(-1), unit)
         ready, _ = tokens_of(state.scaled_tokens, state.valid.mask, unpadded=True)
         return TokenSizes(
-            residual, mu, diameter=logs_of(torch.cdist(R.value, R.value).amax((1, 2)), R.log),
+            residual, mu, diameter=logs_of(largest_square_distance(R.value).sqrt(), R.log),
             of_tokens={"residual": composite, "mu": frobenius, "diameter": longest}, shortest=shortest,
             longest=longest, cosine=min_cosine(ready), log_cosine_gap=_log_cosine_gap(state, ready), noise=noise,
         )  # fmt: skip
+
+
+class FollowedStates(NamedTuple):
+    """A state of the samples, what float64 has in its place, and for which of them that says something."""
+
+    state: State
+    float64: State
+    followed: Tensor
+
+
+class WaitingLayer(NamedTuple):
+    """What a layer did, until it is read with others."""
+
+    layer: int
+    halves: tuple[HalfRecord, ...]
+    log_averaging: PerSample
+    followed: FollowedStates | None
 
 
 @dataclass
@@ -410,21 +470,20 @@ class _WaitingStates:
 
     observer: _Observer
     states: list[State] = field(default_factory=list)
-    waiting: list[tuple[int, tuple[HalfRecord, ...], PerSample]] = field(default_factory=list)
+    waiting: list[WaitingLayer] = field(default_factory=list)
     sizes: list[TokenSizes[PerSample]] = field(default_factory=list)  # What was read so far, by layer
     halves: list[tuple[HalfFacts[PerSample], ...]] = field(default_factory=list)
     differences: list[PerSample] = field(default_factory=list)
+    float64_differences: list[PerSample] = field(default_factory=list)
     lost: list[Tensor] = field(default_factory=list)
     last: State | None = None  # The last state that was read
 
-    def add(
-        self, state: State, index: int = -1, halves: tuple[HalfRecord, ...] = (), averaging: Tensor | None = None
-    ) -> None:
-        """Keep a state, and what led to it; read all that is kept once it is enough."""
+    def add(self, state: State, layer: WaitingLayer | None = None) -> None:
+        """Keep a state, and the layer that led to it; read all that is kept once it is enough."""
         self.states.append(state)
-        if averaging is not None:
-            self.waiting.append((index, halves, averaging))
-        bytes_of_layer = sum(t.nbytes for t in tensors_of((state, halves)))
+        if layer is not None:
+            self.waiting.append(layer)
+        bytes_of_layer = sum(t.nbytes for t in tensors_of((state, layer)))
         if (len(self.states) + 1) * bytes_of_layer > AT_ONCE.get(state.log.device.type, 2**30):
             self.flush()
 
@@ -441,8 +500,9 @@ class _WaitingStates:
         else:
             self._read_states(states, stack)
         mixes = observer.net.arch.mixes
-        for _, group in groupby(self.waiting, lambda layer: (mixes(layer[0]), form(layer[1]))):
-            indices, halves, averaging = zip(*group, strict=True)
+        for _, group in groupby(self.waiting, lambda kept: (mixes(kept.layer), form((kept.halves, kept.followed)))):
+            indices, halves, averaging, followed = zip(*group, strict=True)
+            self._read_float64(followed)
             stack = stacked(halves)
             layers = [observer.net.weights.layers[index] for index in indices]
             mlp = torch.stack([observer.layer_norms[index].mlp for index in indices])
@@ -453,6 +513,16 @@ class _WaitingStates:
                 if _writes_beside_skips(observer.net):
                     observer.branches.append(tuple(_samples(branch, own) for _, branch in read))
         self.states, self.waiting = [], []
+
+    def _read_float64(self, layers: Sequence[FollowedStates | None]) -> None:
+        """Note how far float64 is from states of layers of one form."""
+        pairs, n = [pair for pair in layers if pair is not None], self.observer.samples
+        if not pairs:
+            self.float64_differences += [self.observer.first.log.new_zeros(n)] * len(layers)
+            return
+        state, float64, followed = cast(FollowedStates, stacked(pairs))
+        differences = state_distance(state, float64).masked_fill(~followed, 0.0)
+        self.float64_differences += torch.split(differences, n)
 
     def _read_states(self, states: Sequence[State], stack: State) -> None:
         """Note the sizes of states, one after the other in `stack`, and how far copies agree on them."""
@@ -496,19 +566,26 @@ class _NormsOnDevice:
     spectral: Float[Tensor, " head"]
     mlp: Float[Tensor, " 4"]  # `MLPNorms`: spectral, up, gate and down
 
+    @staticmethod
+    def together(layers: Sequence[LayerNorms], like: Tensor) -> Float[Tensor, " number"]:
+        """The norms of these layers one after the other on the device of `like`, where they cross over to in one go."""
+        of_mlps = torch.tensor([[mlp.spectral, mlp.up, mlp.gate, mlp.down] for _, mlp in layers], dtype=torch.float64)
+        names = ("columns", "rows", "spectral")
+        parts = [[*(heads.logs[name] for name in names), mlp] for (heads, _), mlp in zip(layers, of_mlps, strict=True)]
+        return torch.cat(list(chain.from_iterable(parts))).to(like.device)
+
     @classmethod
-    def of_layers(cls, layers: Sequence[LayerNorms], like: Tensor) -> "tuple[_NormsOnDevice, ...]":
-        """The norms of these layers on the device of `like`, where they cross over to in one go."""
-        parts = [
-            part
-            for heads, mlp in layers
-            for part in (
-                *(heads.logs[name] for name in ("columns", "rows", "spectral")),
-                torch.tensor([mlp.spectral, mlp.up, mlp.gate, mlp.down], dtype=torch.float64),
-            )
-        ]
-        there = torch.split(torch.cat(parts).to(like.device), [len(part) for part in parts])
-        return tuple(cls(*there[start : start + 4]) for start in range(0, len(there), 4))
+    def of_layers(cls, net: Transformer, numbers: Float[Tensor, " number"]) -> "list[_NormsOnDevice]":
+        """The norms of each layer of a network, from those `together`."""
+        counts = [len(active_heads(net.arch, index)) for index in range(net.arch.layers)]
+        parts = torch.split(numbers, [size for count in counts for size in (count, count, count, 4)])
+        return [cls(*parts[start : start + 4]) for start in range(0, len(parts), 4)]
+
+    @classmethod
+    def of_layer(cls, norms: LayerNorms, like: Tensor) -> "_NormsOnDevice":
+        """The norms of one layer on the device of `like`."""
+        numbers, count = cls.together([norms], like), len(norms[0].columns)
+        return cls(*torch.split(numbers, [count, count, count, 4]))
 
 
 def _log_about_argmin(state: State) -> PerSample:
@@ -521,7 +598,7 @@ def _log_about_argmin(state: State) -> PerSample:
 def _log_cosine_gap(state: State, ready: Tokens) -> PerSample:
     """log of the largest `1 - cos(x_i, x_j)`: close tokens' from what their directions differ by."""
     u = normalise(state, "scale", NormWeights(), 0.0).residual
-    close = logs_of(torch.cdist(u.value, u.value).amax((1, 2)).square() / 2, 2 * u.log)
+    close = logs_of(largest_square_distance(u.value) / 2, 2 * u.log)
     apart = max_cosine_gap(ready).log()
     equal = state.R.largest() == 0
     return torch.where(state.x.log > LOWEST, close.masked_fill(equal, -torch.inf), apart)
@@ -536,7 +613,7 @@ def _dobrushin(Delta: Float[Tensor, "batch head token token"]) -> Float[Tensor, 
         few = 1 < Delta.shape[-1] <= FEW  # of two rows each pair once, not twice as metrics do for whole batches
         pairs = [torch.pdist(rows, 1.0).amax() / 2 for rows in Delta.flatten(0, 1)] if few else []
         return torch.stack(pairs).view(Delta.shape[:2]) if pairs else dobrushin(Delta)
-    return torch.cdist(Delta, Delta, p=1.0).amax((-2, -1)) / 2  # NaN of a head that holds NaN
+    return largest_sum_distance(Delta) / 2  # NaN of a head that holds NaN
 
 
 def _log_expm1(size: Tensor) -> Tensor:
@@ -568,24 +645,27 @@ class Float64Pass:
         self.rules = Plain(net.arch, settings)
         self.X: Tensor | None = None
         self.followed: Tensor | None = None  # True for samples whose tokens X still stands for
+        self.seen: Tensor | None = None  # True for samples whose tokens after the last block float64 resolves
 
-    def follow(self, block: Block, before: State, after: State) -> PerSample:
-        """The relative difference between the deviation after a block and float64's; 0 where float64 cannot
-        resolve it. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
-        seen, X, followed = visible_to_float64(before), self.X, self.followed
-        self.X = self.followed = None
+    def follow(self, block: Block, before: State, after: State) -> FollowedStates | None:
+        """The states after a block and float64's, which are to be compared where float64 can resolve them; None where
+        it can nowhere. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
+        X, followed = self.X, self.followed
+        seen = visible_to_float64(before) if self.seen is None else self.seen
+        self.X = self.followed = self.seen = None
         if not must_compute("observation.float64", seen.any()):
-            return torch.zeros_like(before.log)
-        start = before.tokens()
-        if X is not None and followed is not None:
-            start = torch.where(followed[:, None, None], X, start)
-        X = traverse(block, self.rules, start).state
+            return None
+        if X is None or followed is None:
+            X = before.tokens()
+        elif not can_skip("observation.followed", followed):
+            X = torch.where(followed[:, None, None], X, before.tokens())
+        X = traverse(block, self.rules, X).state
         finite = X.isfinite().flatten(1).all(1)
         X = X.masked_fill(~finite[:, None, None], 0.0)
         own_state = State.of(X, after.valid.mask)
-        followed = seen & finite & (visible_to_float64(own_state) | visible_to_float64(after))
-        self.X, self.followed = X, followed
-        return state_distance(after, own_state).masked_fill(~followed, 0.0)
+        self.seen = visible_to_float64(after)
+        self.X, self.followed = X, seen & finite & (visible_to_float64(own_state) | self.seen)
+        return FollowedStates(after, own_state, self.followed)
 
 
 def visible_to_float64(state: State) -> Tensor:

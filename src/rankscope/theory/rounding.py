@@ -9,6 +9,9 @@ rounded up where they are taken (`weight_norms.py`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import attrgetter
+from typing import cast
 
 from rankscope.nets.kernels import kernel_of
 from rankscope.theory.facts import Facts
@@ -31,7 +34,7 @@ ROUNDING = "its inputs are rounding"
 class LayerBound:
     """A theorem at one layer: its bound moved outward, its hypotheses, and the measured value."""
 
-    bound: float
+    bound: float  # NaN where a hypothesis is not met
     hypotheses: list[Hypothesis]
     measured: float
     noise: bool  # True if the passes do not agree on the measured value
@@ -44,6 +47,7 @@ def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> li
     """
     copies = passes.facts
     evaluations = [theorem.evaluate(facts) for facts in copies]
+    measured = _measured(theorem, passes, evaluations)
     size, float64_difference, rows = 1.0, 0.0, []
     for layer in range(1, copies[0].depth + 1):
         hypotheses = _hypotheses(evaluations, layer)
@@ -52,20 +56,35 @@ def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> li
         if float64_difference > SEEN:
             sentence = f"{ROUNDING}: difference from what float64 sees of the tokens, as a share"
             hypotheses.append(Hypothesis(sentence, float64_difference, f"<= {SEEN:g}", False))
-        size = max([size, *(1 + abs(bound) for bound in bounds if math.isfinite(bound))])
-        bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
-        if refusal is not None and all(hypothesis.met for hypothesis in hypotheses):
-            hypotheses.append(refusal)
-        values = [
-            getattr(facts.sizes[layer], theorem.quantity) if measured is None else measured[layer - 1]
-            for facts, measured in zip(copies, (evaluation.measured for evaluation in evaluations), strict=True)
-        ]
-        noise = marked[layer] or not _alike(values, copies[0].centre)
+        for bound in filter(math.isfinite, bounds):
+            size = max(size, 1 + abs(bound))
+        bound = math.nan
+        if all(hypothesis.met for hypothesis in hypotheses):
+            bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
+            hypotheses += [] if refusal is None else [refusal]
+        value, known = measured[layer - 1]
+        rows.append(LayerBound(bound, hypotheses, value, marked[layer] or not known))
+    return rows
+
+
+def _measured(theorem: Theorem, passes: Passes, evaluations: Sequence[Evaluation]) -> list[tuple[float, bool]]:
+    """(the measured value, whether the passes agree that it is what it is) of every layer from 1 on."""
+    own = [evaluation.measured for evaluation in evaluations]
+    if all(measured is None for measured in own) and theorem.quantity in passes.memo:
+        return cast(list[tuple[float, bool]], passes.memo[theorem.quantity])
+    of_copies = [
+        [getattr(sizes, theorem.quantity) for sizes in facts.sizes[1:]] if measured is None else measured
+        for facts, measured in zip(passes.facts, own, strict=True)
+    ]
+    first, rows = passes.facts[0], []
+    for layer, values in enumerate(zip(*of_copies, strict=True), 1):
         if theorem.quantity == "affine_rank":
-            noise = noise or not all(half.clear for facts in copies for half in facts.layers[layer - 1].halves)
+            known = all(half.clear for facts in passes.facts for half in facts.layers[layer - 1].halves)
         else:
-            noise = noise or (values[0] == -math.inf and not _exactly_zero(copies[0], layer))
-        rows.append(LayerBound(bound, hypotheses, values[0], noise))
+            known = values[0] != -math.inf or _exactly_zero(first, layer)
+        rows.append((values[0], known and _alike(values, first.centre)))
+    if all(measured is None for measured in own):
+        passes.memo[theorem.quantity] = rows
     return rows
 
 
@@ -94,16 +113,21 @@ def _alike(logs: Sequence[float], centre: str) -> bool:
 
 def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesis]:
     """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
-    decided = []
-    for same in zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True):
-        worst, met = same[0], all(hypothesis.met for hypothesis in same)
-        if any(hypothesis.room != math.inf for hypothesis in same):  # measured
-            numbers = [hypothesis.number for hypothesis in same]
-            off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
-            worst = min(same, key=lambda hypothesis: hypothesis.room)
-            met = met and all(hypothesis.room == math.inf or hypothesis.room > off for hypothesis in same)
-        decided.append(worst if worst.met == met else replace(worst, met=met))
-    return decided
+    of_passes = zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True)
+    return list(map(_decided, of_passes))
+
+
+@lru_cache(maxsize=1024)
+def _decided(same: tuple[Hypothesis, ...]) -> Hypothesis:
+    """One hypothesis as all passes have it; most are the same objects in many layers and theorems."""
+    worst, met = same[0], all(hypothesis.met for hypothesis in same)
+    rooms = [hypothesis.room for hypothesis in same if hypothesis.room != math.inf]
+    if rooms:  # measured
+        numbers = [hypothesis.number for hypothesis in same]
+        off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
+        worst = min(same, key=attrgetter("room"))
+        met = met and min(rooms) > off
+    return worst if worst.met == met else replace(worst, met=met)
 
 
 def _outward(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from rankscope.theory.facts import Facts
@@ -48,8 +49,12 @@ def by_layer(
 
 def averaging(facts: Facts, upto: int) -> list[Hypothesis]:
     """The hypothesis that rows of attention sum to one, to 1e-9, in layers 1..upto."""
-    defect = max((layer.row_sum_defect for layer in facts.layers[:upto]), default=0.0)
-    return [at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True)]
+    return [facts.of_pass("averaging", lambda: _averaging(facts))[upto]]
+
+
+def _averaging(facts: Facts) -> list[Hypothesis]:
+    defects = [0.0, *accumulate((layer.row_sum_defect for layer in facts.layers), max)]
+    return [at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True) for defect in defects]
 
 
 def refusal(facts: Facts, fixed: Sequence[Hypothesis], of_averages: bool = True) -> Evaluation | None:
