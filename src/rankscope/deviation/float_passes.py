@@ -85,7 +85,8 @@ class _NotesScores:
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         if self.arch.norm_eps == 0:
             shortest, longest = lengths(X, self.settings.valid)
-            self.lost = self.lost | (shortest <= SHORT * longest)
+            in_range = (longest < LARGEST) & (longest > 1 / LARGEST)  # elsewhere both passes may take squares for zero
+            self.lost = self.lost | (shortest <= SHORT * longest) | ~in_range
         result: Tokens = super().norm(block, name, X)
         return result
 

@@ -117,7 +117,7 @@ class Deviation(PartOperations):
         w = block.weights.attention.output
         out = Linear(w.weight.flatten(0, 1), w.bias)
         x = affine(heads.x.together().mapped(lambda t: t.flatten(1)), out)
-        R = heads.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight)
+        R = heads.R.side_by_side().mapped(lambda t: t @ out.weight)
         return State(x, R, heads.valid)
 
     def cross(self, block: Block, state: State) -> State:

@@ -118,6 +118,17 @@ class Scaled:
         log = self.log.amax(1)
         return Scaled(self.at(log[:, None].expand_as(self.log)), log)
 
+    def side_by_side(self) -> "Scaled":
+        """Numbers `[batch, head, token, width]` that have a log per head as `[batch, token, head * width]`, at the log of
+        the largest head."""
+        log, heads = self.log.amax(1), self.value.transpose(1, 2)
+        factor = (self.log - log[:, None]).clamp(max=STEEPEST).exp()[:, None, :, None]
+        if type(heads) is Tensor and not heads.requires_grad:  # not by a product that is then copied
+            joined = torch.mul(heads, factor, out=torch.empty(heads.shape, dtype=heads.dtype, device=heads.device))
+        else:
+            joined = heads * factor
+        return Scaled(joined.flatten(-2), log)
+
     def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Scaled":
         """The image of the numbers under a linear map of tensors, which leaves the scale alone."""
         return Scaled(linear(self.value), self.log)

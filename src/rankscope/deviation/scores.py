@@ -328,9 +328,12 @@ class ReferencedScores(NamedTuple):
     fine: Scaled  # ref with a log-scale of its own
 
 
-def about_reference_row(scores: Scores, valid: ValidTokens, *, tokens: bool = True) -> ReferencedScores:
+def about_reference_row(
+    scores: Scores, valid: ValidTokens, *, tokens: bool = True, in_place: bool = False
+) -> ReferencedScores:
     """Scores with the reference row, the row of D whose entries are smallest, moved from D into ref. Columns
-    are `tokens`, of which only valid ones count, or something else, as experts."""
+    are `tokens`, of which only valid ones count, or something else, as experts. With `in_place` nobody else reads
+    these scores."""
     ref, D = scores
     if not D.value.numel():
         return ReferencedScores(ref.value, D, D.log.long(), ref)
@@ -338,7 +341,9 @@ def about_reference_row(scores: Scores, valid: ValidTokens, *, tokens: bool = Tr
     size = largest_entry(entries, 3)  # [batch, head, token]
     row = size.masked_fill(~valid.mask[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))
-    D, ref = Scaled(D.value - moved, D.log), (ref + Scaled(moved[:, :, 0], D.log)).normalised()
+    in_place = in_place and type(D.value) is Tensor and D.value.is_contiguous()
+    D = Scaled(D.value.sub_(moved) if in_place else D.value - moved, D.log)
+    ref = (ref + Scaled(moved[:, :, 0], D.log)).normalised()
     # Beyond e^600 only which score is largest matters: cut both alike.
     cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
     return ReferencedScores(ref.at(cut), Scaled(D.value, D.log - cut), row, Scaled(ref.value, ref.log - cut))

@@ -120,6 +120,7 @@ def with_second_pass(
                 yield layer.step, FloatSecondPass(layer, block, before, passes)
                 continue
             float_passes, passes = None, passes.starting_from(start)
+            del before, layer  # their patterns are as large as any
             for earlier in inputs.net.blocks[start.step.layer : block.index]:
                 passes.run_layer(earlier)
         yield passes.run_layer(block)

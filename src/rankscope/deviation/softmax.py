@@ -175,8 +175,8 @@ def has_kernel(D: Tensor) -> bool:
 
 def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:
     """The pattern of scores as p and P - 1 p^T, over the columns visible to each row. Columns are `tokens`,
-    of which only valid ones count, or something else, as experts or the tokens of a memory."""
-    centred = about_reference_row(scores, valid, tokens=tokens)
+    of which only valid ones count, or something else, as experts or the tokens of a memory. The scores are used up."""
+    centred = about_reference_row(scores, valid, tokens=tokens, in_place=True)
     shared = _shared(centred, visible, valid)
     off_top = shared.off_top(centred.D.value, visible, valid)
     logits = Logits(centred.ref, centred.D, centred.fine)

@@ -130,15 +130,21 @@ class State:
         """True where all tokens of a sample are exactly equal."""
         return self.R.largest() == 0
 
-    @cached_property
+    @property
     def finite(self) -> tuple["State", Bool[Tensor, " batch"] | None]:
         """(the state with zeros in place of samples that hold NaN, which these are): None if there are none, and the
         state itself. NaN among the numbers is NaN in their log, once they are normalised."""
-        broken = self.log.isnan()
-        if not must_compute("state.broken", broken):
-            return self, None
+        broken = self._broken
+        if broken is None:
+            return self, None  # not kept: a state that refers to itself would stay in memory until it is looked for
         x, R = (Scaled(torch.zeros_like(part.value), torch.full_like(part.log, LOWEST)) for part in (self.x, self.R))
         return State(chosen(broken, x, self.x), chosen(broken, R, self.R), self.valid), broken
+
+    @cached_property
+    def _broken(self) -> Bool[Tensor, " batch"] | None:
+        """True for samples that hold NaN; None if there are none."""
+        broken = self.log.isnan()
+        return broken if must_compute("state.broken", broken) else None
 
     @cached_property
     def scaled_tokens(self) -> Float[Tensor, "batch token width"]:

@@ -59,8 +59,10 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes of memory that are free on a device; None where the system does not tell. On a GPU what torch holds of
     tensors that are gone counts as free: it gives it to the next ones."""
     if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + held
+        bytes_of = torch.cuda.memory_stats_as_nested_dict(device)
+        reserved, allocated = (bytes_of.get(f"{name}_bytes", {}) for name in ("reserved", "allocated"))
+        held = [part["all"]["current"] if part else 0 for part in (reserved, allocated)]
+        return int(torch.cuda.mem_get_info(device)[0]) + held[0] - held[1]
     if device.type != "cpu":
         return None
     limits = [_meminfo(), _cgroup()]

@@ -165,8 +165,10 @@ def layer_pass(
     beside = max(1, beside // options.sharing)
     for first in range(0, len(starts), beside):
         group = starts[first : first + beside]
-        for steps in zip(*map(steps_from, group), strict=True):
-            for index, step in enumerate(steps):
+        batches = [steps_from(first) for first in group]
+        for _ in range(layers + 1):  # not by zip, which would hold layers while the next ones run
+            for index, batch_steps in enumerate(batches):
+                step = next(batch_steps)
                 content = step.step._replace(**not_needed)
                 if isinstance(content, DeviationStep) and "attention" in not_needed:
                     content = content._replace(rows=None)
@@ -176,7 +178,7 @@ def layer_pass(
                 if progress is not None:
                     done = (step.layer - 1) * len(group) + index + 1 if step.layer else 0
                     progress(first * layers + done, len(starts) * layers)
-            del steps, step, content  # their memory is free while other passes take their turn
+            del step, content  # their memory is free while other passes take their turn
             yield
     return PassRecord(arithmetic, str(net.device))
 
@@ -213,6 +215,7 @@ def _layer_steps(
             for first, second in with_second_pass(inputs, request):
                 numbers = second.layer.numbers if isinstance(second, FloatSecondPass) else None
                 yield LayerStep(net, start, valid, first, second, numbers)
+                del first, second, numbers  # their memory is free while the next layer runs
         else:
             yield from (LayerStep(net, start, valid, step) for step in layers(inputs))
 
