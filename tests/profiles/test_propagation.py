@@ -1,10 +1,21 @@
 """A pass takes attention whole or by rows, as its metrics and its kernel need."""
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 
 from rankscope import Architecture, Transformer, measure
+from rankscope.deviation import DeviationStep
 from rankscope.metrics import Metric
+from rankscope.metrics.catalogue import chosen_metrics
+from rankscope.metrics.metric import Of
+from rankscope.profiles.propagation import one_pass
+from rankscope.profiles.readers import MetricReader
+from rankscope.profiles.steps import LayerStep
+from tests.builders import normal
 from tests.nets.test_streaming import both, streamed
 
 
@@ -30,3 +41,37 @@ def test_a_sample_that_overflows_is_broken_and_the_others_are_read() -> None:
     X[0] *= 1e200
     whole, rows = both(net, X, None, ["entropy"])
     assert whole["value"].is_nan().to_list() == rows["value"].is_nan().to_list() == [True, False]
+
+
+class LayersAlive:
+    """A reader that notes how many of the layers that it was shown are still in memory."""
+
+    needs: frozenset[Of] = frozenset(("tokens", "attention", "heads"))
+    cost = "nothing"
+
+    def __init__(self) -> None:
+        self.seen: list[weakref.ref[Any]] = []
+        self.alive: list[int] = []
+
+    def read(self, step: LayerStep) -> None:
+        self.alive.append(sum(reference() is not None for reference in self.seen))
+        layer = step.step
+        parts = [layer.state, getattr(step.second, "layer", None), getattr(step.second, "step", None)]
+        parts += [part.state for part in parts[1:] if isinstance(part, DeviationStep)]
+        self.seen += [weakref.ref(part) for part in parts if part is not None and not isinstance(part, tuple)]
+
+
+@pytest.mark.parametrize("variant", ["as given", "san"])
+@pytest.mark.parametrize("arithmetic", ["deviation", "float64"])
+def test_a_layer_leaves_memory_as_soon_as_it_was_read(variant: str, arithmetic: str) -> None:
+    """Without waiting for Python to look for objects that refer to themselves: layers of a large network do not fit."""
+    net = Transformer.random(Architecture(layers=6, width=8, heads=2), seed=0)
+    net = net if variant == "as given" else net.variant(variant)
+    readers = MetricReader(chosen_metrics("measure", ["mu", "relative_residual", "entropy", "head_mu"])), LayersAlive()
+    gc.collect()
+    gc.disable()
+    try:
+        one_pass(net, normal(2, 7, 8), readers=readers, arithmetic=arithmetic, check=True)
+    finally:
+        gc.enable()
+    assert max(readers[1].alive) <= 4  # both passes of the input, and of the layer that the next one starts from
