@@ -31,10 +31,10 @@ class Tokens:
     broken: Bool[Tensor, "*batch"] | None = None  # samples with NaN or infinity, taken as zero; None if there are none
     fused: bool = False  # whether the norms of X and of its residual are best taken together, as `norms`
 
-    @cached_property
+    @property
     def count(self) -> Int[Tensor, "*batch"]:
         """The number of valid tokens of each sample."""
-        return self.valid.sum(-1)
+        return self.once("count", lambda: self.valid.sum(-1))
 
     @cached_property
     def X(self) -> Float[Tensor, "*batch token width"]:
@@ -99,8 +99,12 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
         return ready
     if nobody_can_look(X):
         return ready
-    finite = _finite_samples(ready)
-    every, unpadded = torch.stack([finite.all(), valid.all()]).tolist()
+    unpadded, finite = padding is None, _finite_samples(ready)
+    if unpadded:
+        every = bool(finite.all())
+    else:  # one copy to the host, and as few kernels before it as can be
+        finite, count = torch.stack([finite, ready.count]).cpu()
+        every, unpadded = bool(finite.all()), bool((count == X.shape[-2]).all())
     if not every:
         where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
         sentence = (
@@ -123,7 +127,7 @@ def tokens_of(
     if not X.numel() or (on_cpu and _is_finite(ready)):
         return ready, torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
     broken = ~_finite_samples(ready)
-    kept = {name: ready.memo[name] for name in ("norms",) if name in ready.memo}
+    kept = {name: value for name, value in ready.memo.items() if name in ("norms", "count")}
     return replace(ready, memo=kept, broken=broken), broken
 
 
