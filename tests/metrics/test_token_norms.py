@@ -70,35 +70,20 @@ def test_pieces_give_the_plain_formulas(batch: tuple[Tensor, Tensor | None], pie
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@given(batch=batches(), tile=st.sampled_from([4, 2**16]))
-def test_the_kernel_gives_the_plain_formulas(batch: tuple[Tensor, Tensor | None], tile: int) -> None:
+@given(batch=batches(), entries=st.sampled_from([32, 1024]))
+def test_the_kernel_gives_the_plain_formulas(batch: tuple[Tensor, Tensor | None], entries: int) -> None:
     X, valid = batch
     if not X.numel():
         return  # no kernel is started for nothing
-    check(X, valid, kernel(X, valid, tile))
+    check(X, valid, kernel(X, valid, entries))
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 9, 300), (5, 5, 30), (1, 70, 3), (1, 2, 600)])
-def test_the_kernel_takes_several_slabs_tiles_and_groups_of_tiles(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """More samples than phase 1 is ahead, tokens of several groups of tiles, widths that no slab divides."""
-    X = (torch.randn(shape, dtype=torch.float64) + 1).to(dtype)
-    valid = torch.rand(shape[:2]) < 0.7
-    check(X, None, kernel(X, None, 4))
-    check(X, valid, kernel(X.masked_fill(~valid[..., None], math.nan), valid, 4))
-    wide = torch.cat([X, X], -1)[..., : X.shape[2]]  # rows that do not follow each other
-    assert torch.equal(kernel(wide, None, 4), kernel(X, None, 4))
-
-
-def kernel(X: Tensor, valid: Tensor | None, tile: int = 2**16) -> Tensor:
-    """The norms by Triton's interpreter, with tiles of so many bytes, four rows at least."""
+def kernel(X: Tensor, valid: Tensor | None, entries: int = 1024) -> Tensor:
+    """The norms by Triton's interpreter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
         fused: Any = import_module("rankscope.metrics.token_norms_triton")
-        patch.setattr(fused, "TILE", tile)
-        patch.setattr(fused, "LAG", 3)
+        patch.setattr(fused, "ENTRIES", entries)
         return fused.fused_token_norms(X, valid)
 
 

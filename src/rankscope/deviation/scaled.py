@@ -119,8 +119,8 @@ class Scaled:
         return Scaled(self.at(log[:, None].expand_as(self.log)), log)
 
     def side_by_side(self) -> "Scaled":
-        """Numbers `[batch, head, token, width]` that have a log per head as `[batch, token, head * width]`, at the log of
-        the largest head."""
+        """Numbers `[batch, head, token, width]` that have a log per head, as `[batch, token, head * width]` at the log
+        of the largest head."""
         log, heads = self.log.amax(1), self.value.transpose(1, 2)
         factor = (self.log - log[:, None]).clamp(max=STEEPEST).exp()[:, None, :, None]
         if type(heads) is Tensor and not heads.requires_grad:  # not by a product that is then copied

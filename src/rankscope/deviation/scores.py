@@ -224,8 +224,9 @@ class StateHeads:
         c, r = ref.mapped(lambda t: t[..., :1] * 0.0), dq.mapped(lambda t: t[..., 0] * 0.0)
         products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
         if not settings.rotary:
-            c = Scaled((content.value * k.value).sum(-1, keepdim=True), content.log + k.log)
-            r = Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log)
+            if arch.score_cap:  # elsewhere what is constant along rows drops out
+                c = Scaled((content.value * k.value).sum(-1, keepdim=True), content.log + k.log)
+                r = Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log)
             ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
             broken = (k.value - k.value).sum(-1).isnan()  # k drops out of the softmax; a NaN in it does not
             ref = ref.mapped(lambda t: t.masked_fill(broken[..., None], torch.nan))

@@ -46,12 +46,17 @@ class ReferenceRow(NamedTuple):
     level: LogScales  # the log-scale of Delta = P - 1 p^T
 
     @classmethod
-    def of(cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor) -> "ReferenceRow":
+    def of(
+        cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor, complete: bool = False
+    ) -> "ReferenceRow":
         """From the scores `ref` of the reference row and the log-scale of D; `seen` are the columns visible
         to the reference row, `anyone` `[batch, 1, token]` those visible to some row, and `alike` `[batch,
-        head]` says whether all rows see the same columns."""
-        log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~anyone, -torch.inf)
-        log_p = log_w.masked_fill(~seen[:, :, 0], -torch.inf)
+        head]` says whether all rows see the same columns. With `complete`, all rows see all columns."""
+        if complete and type(ref) is Tensor and ref.shape[-1]:
+            log_w = log_p = ref.log_softmax(-1)
+        else:
+            log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~anyone, -torch.inf)
+            log_p = log_w.masked_fill(~seen[:, :, 0], -torch.inf)
         # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
         level = torch.where(alike, log.clamp(max=0.0), torch.zeros_like(log))
         return cls(ref, log, seen, log_w, log_p.exp(), log_p.argmax(-1, keepdim=True), level)
@@ -203,11 +208,12 @@ def _shared(centred: ReferencedScores, visible: Visible, valid: ValidTokens) -> 
     """What the rows of the softmax of these scores have in common."""
     ref, D, row, _ = centred
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, visible.shape[-1]))[:, :, None]
-    if saves_a_pass("softmax.all_visible", visible, lambda: visible):
+    complete = saves_a_pass("softmax.all_visible", visible, lambda: visible)
+    if complete:
         alike = torch.ones_like(seen[:, :, 0, 0])  # [batch, head]
     else:
         alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)
-    return ReferenceRow.of(ref, D.log, seen, visible.any(2), alike)
+    return ReferenceRow.of(ref, D.log, seen, visible.any(2), alike, complete)
 
 
 def _reach(logs: Float[Tensor, "batch head row token"], by_column: bool) -> Tensor:
