@@ -62,7 +62,7 @@ def _counted(V, row, n, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     return is_row
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _sizes(x, mean, is_row, per_x, per_r):  # type: ignore[no-untyped-def]
     """(|x|, |r|, squares of x in units, squares of r in units) of entries and their residual r."""
     size_x, size_r = tl.abs(x), tl.abs(tl.where(is_row[:, None], x - mean[None, :], 0.0))
@@ -70,7 +70,7 @@ def _sizes(x, mean, is_row, per_x, per_r):  # type: ignore[no-untyped-def]
     return size_x, size_r, in_units_x * in_units_x, in_units_r * in_units_r
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store_rows(at, size_x, size_r, row, n, all_slabs):  # type: ignore[no-untyped-def]
     """Store the sums of |entries| of rows."""
     tl.store(at + row, tl.sum(size_x, 1), mask=row < n)
