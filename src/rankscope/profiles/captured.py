@@ -76,36 +76,44 @@ def _passes(
 ) -> CapturedPasses:
     """The measurement as a function of tensors: both passes through all layers, and what is read of each layer."""
     inputs, valid = PassInputs(net, *given[0]), given[1]
-    layers = []
-    for step, second in with_second_pass(inputs, together=True) if check else _first_pass(inputs):
+    of_tokens, by_layer = ([m for m in metrics if (m.of == "tokens") is of] for of in (True, False))
+    zero = valid.new_zeros((), dtype=torch.float64)
+    found: list[tuple[tuple[int, ...], Readings]] = []  # which layers, and readings of these, one after the other
+    layers, steps, defects = [], [], []
+    for index, (step, second) in enumerate(with_second_pass(inputs, together=True) if check else _first_pass(inputs)):
         rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
-        layers.append(LayerStep(net, 0, valid, step, second, rows))
+        layer = LayerStep(net, 0, valid, step, second, rows)
+        defects.append(zero if (defect := layer.row_sum_defect) is None else defect)
+        found.append(((index,), layer.readings(by_layer)))
+        layers.append(_tokens_alone(layer))  # patterns are read: those of all layers would take too much memory
+        steps += [step] if hold else []
+    for arithmetic in (Step, DeviationStep) if of_tokens else ():
+        group = tuple(index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic))
+        if group:
+            found.append((group, _side_by_side([layers[index] for index in group]).readings(of_tokens)))
     numbers: list[Tensor] = []
     pieces = []
-    for indices, readings in _readings(layers, metrics):
+    for indices, readings in found:
         for metric, reading in readings:
             parts = [part for part in (reading.value, reading.log10, reading.floor, reading.digits) if part is not None]
             numbers += [part.flatten() for part in parts]
             samples, *rest = reading.value.shape
             shape = (samples // len(indices), *rest)
             pieces.append(Piece(metrics.index(metric), indices, shape, len(parts)))
-    zero = valid.new_zeros((), dtype=torch.float64)
-    defects = [zero if (defect := layer.row_sum_defect) is None else defect for layer in layers]
     numbers += [torch.stack([layer.finite.double() for layer in layers]), torch.stack(defects)]
-    return CapturedPasses(torch.cat(numbers), tuple(pieces), tuple(layer.step for layer in layers if hold))
+    return CapturedPasses(torch.cat(numbers), tuple(pieces), tuple(steps))
 
 
-def _readings(layers: Sequence[LayerStep], metrics: Sequence[Metric]) -> Iterator[tuple[tuple[int, ...], Readings]]:
-    """Yields (indices of layers, readings of these layers concatenated along the samples). Metrics of tokens are read
-    in one go from all layers that ran in the same arithmetic; other metrics layer by layer."""
-    of_tokens = [metric for metric in metrics if metric.of == "tokens"]
-    by_layer = [metric for metric in metrics if metric.of != "tokens"]
-    for index, layer in enumerate(layers if by_layer else ()):
-        yield (index,), layer.readings(by_layer)
-    for arithmetic in (Step, DeviationStep) if of_tokens else ():
-        group = tuple(index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic))
-        if group:
-            yield group, _side_by_side([layers[index] for index in group]).readings(of_tokens)
+def _tokens_alone(layer: LayerStep) -> LayerStep:
+    """The layer without its attention, head outputs and routing, in both passes."""
+    step, second = layer.step, layer.second
+    if isinstance(second, FloatSecondPass):
+        second = replace(second, layer=second.layer.tokens_alone)
+    elif second is not None:
+        second = DeviationSecondPass(DeviationStep(second.step.layer, second.step.state, None), second.lost)
+    if isinstance(step, DeviationStep):
+        return replace(layer, step=DeviationStep(step.layer, step.state, None), second=second, rows=None)
+    return replace(layer, step=Step(step.layer, step.state, None), second=second, rows=None)
 
 
 def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
