@@ -64,3 +64,13 @@ def test_the_model_may_itself_be_the_stack() -> None:
     with rankscope.watch(model, "mu") as w:
         model(torch.randn(2, 3, 4))
     assert w.profile().curve("mu").shape == (2, 3)
+
+
+def test_modules_are_composite_if_they_hold_a_module_even_an_empty_one() -> None:
+    class Holder(nn.Module):
+        def __init__(self, part: nn.Module | None) -> None:
+            super().__init__()
+            self.part = part
+
+    assert stacks(nn.Sequential(Holder(nn.ModuleList()), Holder(nn.ModuleList()))).keys() == {""}
+    assert not stacks(nn.Sequential(Holder(None), Holder(None)))

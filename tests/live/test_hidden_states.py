@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
+from rankscope.live.hidden_states import BlockChain, hidden_states_in, layout_of
 from tests.live import reference
 from tests.live.encoders import Loop
 from tests.live.families import FAMILIES, WIDTH, checks, seen
@@ -185,3 +186,43 @@ class Streams(nn.Module):
 def test_streams_are_no_tokens() -> None:
     with raises(WatchError, subject="blocks"):
         seen(Streams(), "mu", torch.ones(2, 5, dtype=torch.long))
+
+
+def test_a_tensor_that_is_handed_on_unchanged_is_a_link() -> None:
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    chain = BlockChain()
+    assert not chain.handed_on(x)  # nothing is held
+    chain.gave(1, [x], x.shape)
+    assert not chain.handed_on(x.clone()) and chain.held is not None and not chain.linked
+    assert chain.handed_on(x) and chain.held is None and chain.linked == 1
+    chain.gave(2, [x], x.shape)
+    x.add_(1)
+    assert not chain.handed_on(x) and chain.took([x]) is None and [*chain.broken] == [2]
+    chain.gave(3, [x, y], x.shape)
+    assert not chain.handed_on(x)  # of several, `took` says which is the hidden states
+    settled = chain.took([x])
+    assert settled is not None and settled[1] is x and chain.linked == 2
+
+
+def test_a_single_tensor_is_read_as_several_are() -> None:
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    for values in (x.detach(), x, x.detach().double(), nn.Parameter(x.detach())):
+        for layout, tokens in (("batch first", values), ("token first", values.transpose(0, 1))):
+            (alone,), (first, _) = (hidden_states_in(v, layout, "it") for v in (values, (values, values)))  # type: ignore[arg-type]
+            assert torch.equal(alone, tokens) and torch.equal(first, tokens) and not alone.requires_grad
+    with pytest.raises(WatchError):
+        hidden_states_in(torch.zeros(2, 3, 4, dtype=torch.long), "batch first", "it")
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "layout"),
+    [
+        ("transformers.models.xlnet.modeling_xlnet", "XLNetLayer", "token first"),
+        ("transformers.models.fsmt.modeling_fsmt", "EncoderLayer", "token first"),
+        ("transformers.models.other.modeling_other", "EncoderLayer", "batch first"),
+        ("mine", "EncoderLayer", "batch first"),
+    ],
+)
+def test_classes_that_take_the_token_first_are_known_by_name_and_package(package: str, name: str, layout: str) -> None:
+    made = type(name, (nn.Module,), {"__module__": package})
+    assert layout_of([made()], None) == layout

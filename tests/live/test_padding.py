@@ -305,3 +305,12 @@ def test_a_cache_with_something_in_it_is_gone_on_from() -> None:
     assert not continues_from_cache({"past_key_values": cache}) and not continues_from_cache({"past_key_values": None})
     cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
     assert continues_from_cache({"past_key_values": cache})
+
+
+def test_a_mask_of_another_shape_is_refused_where_a_module_around_the_blocks_took_it() -> None:
+    wrong = {"attention_mask": torch.tensor([[1, 1], [1, 0]])}
+    assert find_padding([], wrong, (2, 3)) is None
+    for calls in ([wrong], [wrong, {}]):
+        with raises(WatchError, subject="attention_mask"):
+            find_padding(calls, wrong, (2, 3))
+    assert find_padding([{"mask": wrong["attention_mask"]}], {}, (2, 3)) is None

@@ -8,6 +8,9 @@ from torch import nn
 
 import rankscope
 from rankscope.errors import MetricError, RankscopeError, TokensError, WatchError
+from rankscope.live.attention import WatchedBlocks
+from rankscope.live.plan import make_plan
+from rankscope.profiles import DEFAULT_METRICS
 from tests.live.encoders import Loop, encoder, padded
 from tests.live.families import checks, seen
 from tests.raising import raises
@@ -84,3 +87,19 @@ def test_an_error_names_the_blocks_that_could_be_meant() -> None:
     with raises(WatchError, subject="blocks") as caught:
         rankscope.watch(Loop())
     assert "first, second, spare (3 blocks of Mixer) could be" in str(caught.value)
+
+
+def test_plans_share_no_list_of_metrics() -> None:
+    model = encoder()
+    plan = make_plan(model)
+    plan.metrics.clear()  # type: ignore[attr-defined]
+    assert [metric.name for metric in make_plan(model).metrics] == list(DEFAULT_METRICS)
+
+
+def test_the_modules_that_a_watch_is_given_are_those_that_it_would_find() -> None:
+    shared = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    for model in (encoder(), Loop(), nn.Sequential(nn.Sequential(shared), nn.Sequential(shared, nn.Linear(8, 8)))):
+        blocks = ["first", "second"] if isinstance(model, Loop) else None
+        plan = make_plan(model, blocks=blocks)
+        in_blocks, _ = WatchedBlocks(model, plan.blocks).modules()
+        assert list(plan.in_blocks) == in_blocks

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.live.attention import WatchedBlocks
-from rankscope.live.attention.multihead import multihead_modules
 from rankscope.live.recorder import Recorder
 
 Hook = Callable[..., None]
@@ -26,12 +25,10 @@ class BlockHooks:
 
     Args:
         blocks: The blocks that are watched.
-        modules: All modules in the blocks.
         recorder: The recorder that the hooks report to.
     """
 
-    def __init__(self, blocks: WatchedBlocks, modules: Sequence[nn.Module], recorder: Recorder) -> None:
-        lists = ListedParts(recorder)
+    def __init__(self, blocks: WatchedBlocks, recorder: Recorder) -> None:
         # Modules around the blocks come first when they are called and last when they return, as the model may itself
         # be a block.
         outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
@@ -39,13 +36,17 @@ class BlockHooks:
             (module, partial(recorder.begin_call, alone=module is not blocks.model)) for module in outer
         ]
         self.returns: list[tuple[nn.Module, Hook]] = []
+        left, lists = _on_return(recorder.leave_block), ListedParts(recorder)
+        part_left = _on_return(lists.part_returned)
         for block in blocks:
-            listed = isinstance(block, nn.ModuleList)
-            called = partial(lists.part_called, block) if listed else recorder.enter_block
-            returned = _on_return(lists.part_returned if listed else recorder.leave_block)
-            self.calls += [(part, called) for part in parts_of(block)]
-            self.returns += [(part, returned) for part in parts_of(block)]
-        self.calls += [(module, recorder.on_multihead) for module in multihead_modules(modules)]
+            if isinstance(block, nn.ModuleList):
+                called = partial(lists.part_called, block)
+                self.calls += [(part, called) for part in parts_of(block)]
+                self.returns += [(part, part_left) for part in parts_of(block)]
+            else:
+                self.calls.append((block, recorder.enter_block))
+                self.returns.append((block, left))
+        self.calls += [(module, recorder.on_multihead) for module in recorder.multihead]
         if has_listed_parts(blocks):
             self.returns.append((outer[-1], _on_return(lambda module, output, failed: lists.end_block(failed))))
         ended = _on_return(lambda module, output, failed: recorder.end_call(failed))

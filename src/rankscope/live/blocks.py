@@ -112,19 +112,19 @@ def _members(module: nn.Module) -> list[nn.Module]:
     """The modules in a list, whose entries may be None, or in a dictionary of numbers; none in any other module."""
     if isinstance(module, nn.ModuleDict):
         return [*module.values()] if all(key.isdigit() for key in module) else []
-    return [x for x in module if x is not None] if isinstance(module, nn.ModuleList | nn.Sequential) else []
+    return [x for x in module if x is not None] if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
 
 
 def _stacks_inside(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    dotted = ((f"{name}.{part}".lstrip("."), child) for part, child in module.named_children())
-    return [stack for part, child in dotted for stack in _stacks(part, child)]
+    composite = ((part, child) for part, child in module.named_children() if child._modules)
+    return [stack for part, child in composite for stack in _stacks(f"{name}.{part}".lstrip("."), child)]
 
 
 def _could_be_blocks(members: list[nn.Module]) -> bool:
     """True for modules made of modules, most of them of one class."""
-    if not members or any(next(member.children(), None) is None for member in members):
+    if not members or not all(any(part is not None for part in member._modules.values()) for member in members):
         return False
-    ((_, most),) = Counter(type(uncompiled(member)) for member in members).most_common(1)
+    most = max(Counter(type(uncompiled(member)) for member in members).values())
     return 2 * most > len(members) or (2 * most == len(members) and len(members) >= 4)
 
 

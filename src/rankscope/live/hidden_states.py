@@ -6,8 +6,8 @@ block took, and of these the one that the next block takes. Most put the batch f
 and transformers' layers say which they do; of any other, attention in the first block shows it, since it mixes tokens.
 
 `plan.py` calls `layout_of`, `layout_is_known` and `tokens_in_rows_and_columns`; `first_input.py` calls
-`layout_in_attention`; `recorder.py` and the monitor call `hidden_states_in` for
-every block. `recorder.py` makes a `BlockChain` for each call, and calls `gave` when a block is left, `took` when the
+`layout_in_attention`; `recorder.py` and the monitor call `hidden_states_in` for every block. `recorder.py` makes a
+`BlockChain` for each call, and calls `gave` when a block is left, `handed_on` and, if that says no, `took` when the
 next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
 """
 
@@ -24,6 +24,7 @@ Layout = Literal["batch first", "token first", "width second"]
 EXCHANGED: dict[Layout, tuple[int, int]] = {"batch first": (0, 0), "token first": (0, 1), "width second": (1, 2)}
 # Blocks of transformers that take the token first, beside those with `batch_first=False`.
 TOKEN_FIRST = {"XLNetLayer", "fsmt.EncoderLayer", "fsmt.DecoderLayer", "Mask2FormerMaskedAttentionDecoderLayer"}
+_TOKEN_FIRST_CLASSES = {name.rpartition(".")[2] for name in TOKEN_FIRST}  # without their packages
 ALIKE = 0.9  # cosine of what a block gives and the next takes, above which something small stands between
 
 
@@ -40,9 +41,14 @@ def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
     kinds = set(map(type, modules))
     declared = [part.__dict__["batch_first"] for part in modules if "batch_first" in part.__dict__]
     declared += [getattr(kind, "batch_first", None) for kind in kinds]
-    names = {kind.__name__ for kind in kinds}
-    names |= {f"{kind.__module__.split('.')[-2:][0]}.{kind.__name__}" for kind in kinds}
-    return "token first" if False in declared or TOKEN_FIRST & names else "batch first"
+    token_first = False in declared or any(kind.__name__ in _TOKEN_FIRST_CLASSES and _is_named(kind) for kind in kinds)
+    return "token first" if token_first else "batch first"
+
+
+def _is_named(kind: type[nn.Module]) -> bool:
+    """True if `TOKEN_FIRST` has this class, by its name or with its package."""
+    package = kind.__module__.split(".")[-2:][0]
+    return not TOKEN_FIRST.isdisjoint((kind.__name__, f"{package}.{kind.__name__}"))
 
 
 def layout_is_known(blocks: Sequence[nn.Module], layout: str | None) -> bool:
@@ -99,6 +105,8 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
     this process has it: a single sequence `[token, width]` is a batch of one, `[batch, row, column, width]` has its
     tokens row by row. `where` says what `values` are, for the error."""
     tensors = floating_tensors(values)
+    if len(tensors) == 1 and _is_plain(tensors[0]) and layout == "batch first":
+        return tensors
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones", subject="blocks")
     if fitting := _of_most_fitting_axes(tensors, grid):
@@ -112,6 +120,11 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     sentence = f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
     raise WatchError(sentence, subject="blocks")
+
+
+def _is_plain(x: Tensor) -> bool:
+    """True for a tensor of three axes that is no subclass, not nested, and has no part in autograd."""
+    return type(x) is Tensor and x.ndim == 3 and not (x.requires_grad or x.is_nested)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -136,18 +149,28 @@ def refuse_streams(shape: Sequence[int], calls: Sequence[Mapping[str, object]]) 
 
 def floating_tensors(values: object) -> list[Tensor]:
     """The floating tensors in what a block takes or returns: a tensor, a dictionary, a tuple or a list."""
-    if not isinstance(values, (Tensor, tuple, list)):
+    if isinstance(values, Tensor):
+        values = (values,)
+    elif not isinstance(values, (tuple, list)):
         values = [*values.values()] if isinstance(values, Mapping) else ()
-    several = [values] if isinstance(values, Tensor) else values
-    return [x for x in several if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+HeldStates = tuple[int, list[Tensor], list[int]]
+"""A layer, the tensors that could be its hidden states, and how often each was changed in place."""
+
+
+def continuation(held: HeldStates | None, states: Sequence[Tensor]) -> int:
+    """Which of the tensors that a block takes is what was held of the one before; 0 if none is."""
+    tensors = held[1] if held is not None else []
+    return next((k for k, y in enumerate(states) if any(same(x, y) for x in tensors)), 0)
 
 
 class BlockChain:
     """Follows the hidden states of one call from block to block."""
 
     def __init__(self) -> None:
-        # A layer, the tensors that could be its hidden states, and how often each was changed in place.
-        self.held: tuple[int, list[Tensor], list[int]] | None = None
+        self.held: HeldStates | None = None
         self.position: int | None = None  # which of the tensors that a block returns the next one took
         self.linked = 0  # blocks that took what the one before gave
         self.broken: dict[int, float] = {}  # layers that the next block did not take as they were: how alike
@@ -158,6 +181,15 @@ class BlockChain:
         fitting = [x for x in states if x.shape == taken] or list(states)
         self.held = (layer, fitting, [times_changed(x) for x in fitting]) if fitting else None
         return fitting[0] if len(fitting) == 1 else None
+
+    def handed_on(self, x: object) -> bool:
+        """True if what the next block takes is the one tensor that was held, unchanged; then the link is counted."""
+        tensors, versions = ((), ()) if self.held is None else self.held[1:]
+        if len(tensors) != 1 or tensors[0] is not x or versions[0] != times_changed(tensors[0]):
+            return False
+        self.held = None
+        self.linked += 1
+        return True
 
     def took(self, states: Sequence[Tensor]) -> tuple[int, Tensor] | None:
         """Compare what the next block takes with what was held; (layer, hidden states) if that was open."""
@@ -174,11 +206,6 @@ class BlockChain:
         cosines = [float(torch.cosine_similarity(*pair, dim=-1).mean()) for pair in wide]
         self.broken[layer] = max(cosines, default=0.0)
         return (layer, x) if len(fitting) > 1 else None
-
-    def continuation(self, states: Sequence[Tensor]) -> int:
-        """Which of the tensors that the next block takes is what was held; 0 if none is."""
-        held = self.held[1] if self.held is not None else []
-        return next((k for k, y in enumerate(states) if any(same(x, y) for x in held)), 0)
 
     def ended(self) -> tuple[int, Tensor] | None:
         """No block comes after: (last layer, its hidden states) if that was open."""

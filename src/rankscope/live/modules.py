@@ -32,14 +32,14 @@ def submodules(*modules: nn.Module) -> list[nn.Module]:
         module = ahead.pop()
         if module is not None and module not in visited:
             visited[module] = None
-            if module._modules:
-                ahead.extend(reversed(module._modules.values()))
+            if inside := module._modules:
+                ahead.extend(reversed(inside.values()))
     return list(visited)
 
 
-def own_parameters(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+def own_parameters(modules: Iterable[nn.Module]) -> list[Tensor]:
     """The parameters that belong to these modules directly, not to modules inside them."""
-    return (weight for module in modules for weight in module._parameters.values() if weight is not None)
+    return [weight for module in modules for weight in module._parameters.values() if weight is not None]
 
 
 def uncompiled(module: Any) -> Any:

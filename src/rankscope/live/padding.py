@@ -74,6 +74,7 @@ class _Forward:
 
     def __init__(self, forward: Any) -> None:
         self.signature = inspect.signature(forward)
+        self.argument_names = list(self.signature.parameters)
         of_kind = {kind: [name for name, of in self.signature.parameters.items() if of.kind is kind] for kind in KINDS}
         self.positional = of_kind[inspect.Parameter.POSITIONAL_OR_KEYWORD]
         self.names = [*self.positional, *of_kind[inspect.Parameter.KEYWORD_ONLY]]
@@ -94,8 +95,10 @@ def library_of(module: nn.Module) -> str:
     """The library that documents the masks `[batch, token]` which a module takes; empty for one's own modules."""
     if type(module).__module__.startswith("torch.nn."):
         return "torch"
-    kinds = type(module).__mro__  # also of a model of one's own that derives from one
-    return "transformers" if any(kind.__module__.startswith("transformers.") for kind in kinds) else ""
+    for kind in type(module).__mro__:  # also of a model of one's own that derives from one
+        if kind.__module__.startswith("transformers."):
+            return "transformers"
+    return ""
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:
@@ -128,7 +131,7 @@ def _forward(module: nn.Module) -> _Forward:
 
 def _argument_names(module: nn.Module) -> list[str]:
     try:
-        return list(_forward(module).signature.parameters)
+        return _forward(module).argument_names
     except (TypeError, ValueError):
         return []
 
@@ -148,25 +151,28 @@ def find_padding(
     """The padding of tokens of this shape, if an argument says it: `calls` are those of the model and of modules around
     the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own."""
     calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
-    names = DECODER_MASKS if decoder else (*TOKEN_MASKS, *PADDING_MASKS)
-    argument = _of_shape(calls if decoder else [*calls, block], names, shape)
+    names = DECODER_MASKS if decoder else (*TOKEN_MASKS, *PADDING_MASKS, *AMBIGUOUS_MASKS)
+    of_calls = [(call, *pair) for call in calls for pair in _masks(call, names)]
+    masks = of_calls if decoder else [*of_calls, *((block, *pair) for pair in _masks(block, names))]
+    argument = _of_shape([mask for mask in masks if mask[1] not in AMBIGUOUS_MASKS], shape)
     if argument is None and not decoder:
-        argument = _hidden_from_all(block, shape) or _of_shape([*calls, block], AMBIGUOUS_MASKS, shape)
-    misfits = [pair for call in calls for pair in _masks(call, names)] if argument is None else []
-    for name, mask in misfits:
-        if not _is_triangle(mask):
+        ambiguous = [mask for mask in masks if mask[1] in AMBIGUOUS_MASKS]
+        argument = _hidden_from_all(block, shape) or _of_shape(ambiguous, shape)
+    for _, name, mask in of_calls if argument is None else ():
+        if name not in AMBIGUOUS_MASKS and not _is_triangle(mask):
             came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
             raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
     return argument
 
 
-def _of_shape(calls: Sequence[Mapping[str, Any]], names: Sequence[str], shape: Sequence[int]) -> PaddingArgument | None:
-    """The first mask of these names that has the tokens' shape; one whose meaning is documented goes before others."""
-    masks = [
+def _of_shape(masks: Sequence[tuple[Mapping[str, Any], str, Tensor]], shape: Sequence[int]) -> PaddingArgument | None:
+    """The first mask, of (call, name, mask), that has the tokens' shape; one whose meaning is documented goes before
+    others."""
+    fitting = [
         (name not in DOCUMENTED.get(getattr(call, "library", ""), ()), name, mask)
-        for call in calls for name, mask in _masks(call, names) if mask.shape == tuple(shape)
+        for call, name, mask in masks if mask.shape == tuple(shape)
     ]  # fmt: skip
-    for undocumented, name, mask in sorted(masks, key=itemgetter(0)):
+    for undocumented, name, mask in sorted(fitting, key=itemgetter(0)):
         if not undocumented or not _is_triangle(mask):
             return _reading(name, mask, not undocumented)
     return None
@@ -250,9 +256,10 @@ def _of_visible(visible: Tensor) -> tuple[Tensor, bool]:
 
 def is_decoder(model: nn.Module, stack: str) -> bool:
     """True if this stack is the decoder of a model that is called with masks for encoder and decoder."""
-    names = set(_argument_names(model))
-    both = bool(names & set(DECODER_MASKS))
-    return both and ("decoder" in stack.split(".") or not names & {"attention_mask", "src_key_padding_mask"})
+    names = _argument_names(model)
+    both = any(name in names for name in DECODER_MASKS)
+    other = "attention_mask" in names or "src_key_padding_mask" in names
+    return both and ("decoder" in stack.split(".") or not other)
 
 
 def continues_from_cache(arguments: Mapping[str, Any]) -> bool:

@@ -6,7 +6,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from typing import Literal
 
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ class WatchPlan:
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls that are no training batches do not count, such as evaluations
     tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
+    in_blocks: Sequence[nn.Module] = ()  # all modules in the blocks, as they were when the plan was made
     known_scores: dict[int, tuple[tuple[object, ...], int]] = field(default_factory=dict)
     """Layers in which scores that were made again have given what attention gave: their `kind`, and calls since."""
 
@@ -94,10 +96,10 @@ def make_plan(
     """
     modules = submodules(model) if modules is None else modules
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
-    if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):
+    if not offloaded and any(map(attrgetter("is_meta"), own_parameters(modules))):
         sentence = f"{type(model).__name__} must hold its weights; they are on the meta device: load them first"
         raise WatchError(sentence, subject="model")
-    chosen = chosen_metrics("watch", metrics)
+    chosen = list(_default_metrics()) if metrics is DEFAULT_METRICS else chosen_metrics("watch", metrics)
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for name in kept - set(KEPT):
         raise WatchError(one_of("keep", name, KEPT), subject="keep")
@@ -131,7 +133,13 @@ def make_plan(
         decoder=is_decoder(model, stack),
         attention=tuple(attention),
         tensor_parallel=tensor_parallel,
+        in_blocks=in_blocks,
     )
+
+
+@cache
+def _default_metrics() -> list[Metric]:
+    return chosen_metrics("watch", DEFAULT_METRICS)
 
 
 def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | None:

@@ -31,7 +31,7 @@ from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.first_input import FirstInput
-from rankscope.live.hidden_states import BlockChain, candidates_in, hidden_states_in, refuse_streams
+from rankscope.live.hidden_states import BlockChain, candidates_in, continuation, hidden_states_in, refuse_streams
 from rankscope.live.modules import own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
@@ -194,8 +194,8 @@ class Recorder:
         self.call: ModelCall | None = None  # the call that is being measured
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
-        self.weights = list(own_parameters(modules))  # of all modules in the blocks
-        self._multihead = bool(multihead_modules(modules))
+        self.weights = own_parameters(modules)  # of all modules in the blocks
+        self.multihead = multihead_modules(modules)
         # Follows attention while something is open that it shows; `nn.MultiheadAttention` is hooked anyway.
         self._tracer: FunctionTracer | None = None
         self._follows = False  # whether the tracer does
@@ -271,17 +271,21 @@ class Recorder:
             return
         call.order.append(self._position[id(block)])
         call.layer = max(call.layer + 1, call.order[-1])
+        call.blocks[call.layer] = block
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
-        states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.readings is None)
-        if self.plan.tensor_parallel is not None and call.first is None:
-            values = [value for arguments in call.arguments for value in arguments.values()]
-            self.plan.tensor_parallel.begin_call(states[0], token_counts(values))
-        states, call.blocks[call.layer] = self._whole(states), block
+        before, alone = call.chain.held, not call.open and self.plan.tensor_parallel is None
+        if handed_on := alone and bool(taken) and call.chain.handed_on(taken[0]):
+            states = [taken[0]]
+        else:
+            states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.readings is None)
+        if self.plan.tensor_parallel is not None:
+            if call.first is None:
+                values = [value for arguments in call.arguments for value in arguments.values()]
+                self.plan.tensor_parallel.begin_call(states[0], token_counts(values))
+            states = self._whole(states)
         call.open.append((call.layer, states[0].shape if states else None))
-        position = 0
         if call.readings is not None:
-            position = call.chain.continuation(states)
-            if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
+            if not handed_on and len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
         elif call.first is None:
             refuse_streams(candidates_in(taken, self.plan.grid)[0].shape, call.arguments)
@@ -293,14 +297,15 @@ class Recorder:
                 call.open.clear()
                 return
         if len(call.open) == 1:  # an observer may follow attention anyway
-            observed = any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners)
-            self._follows = not observed and (call.readings is None or not self.plan.layout_known)
-            self._follows = self._follows and not self._multihead
+            self._follows = not self.multihead and (call.readings is None or not self.plan.layout_known)
+            if self._follows and any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners):
+                self._follows = False
             if self._follows and self._tracer is None:
                 self._tracer = FunctionTracer(self._take_evidence)
-        candidates = candidates_in(taken, self.plan.grid) if (listeners := self._listeners()) else []
-        for listener in listeners:
-            listener.block_entered(candidates[position] if position < len(candidates) else None)
+        if listeners := self._listeners():
+            candidates, position = candidates_in(taken, self.plan.grid), continuation(before, states)
+            for listener in listeners:
+                listener.block_entered(candidates[position] if position < len(candidates) else None)
 
     @event
     def leave_block(self, block: nn.Module, output: Any, failed: bool) -> None:
@@ -310,7 +315,7 @@ class Recorder:
             return
         for listener in reversed(self._listeners()):
             listener.block_left(failed)
-        if not failed:
+        if not failed and call.readings is None:
             self._begin_readings(call, at_any_rate=True)
         layer, taken = call.open.pop()
         if failed or call.readings is None:
@@ -366,7 +371,8 @@ class Recorder:
 
     def _listeners(self) -> list[BlockListener]:
         """Those who follow the run of the blocks, the first of them entered first."""
-        return [*([self._tracer] if self._follows and self._tracer is not None else []), *self.blocks.listeners]
+        listeners = self.blocks.listeners
+        return [self._tracer, *listeners] if self._follows and self._tracer is not None else [*listeners]
 
     @event
     def _take_evidence(self, attention: AttentionCall) -> None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -158,7 +159,7 @@ class StateReadings:
 
     def read(self, layer: int, hidden: Tensor) -> None:
         """Measure a layer's hidden states `[batch, token, width]` now, or keep a copy until `flush`."""
-        plan = self.plan
+        plan, entries = self.plan, hidden.numel()
         if not plan.measures(layer):
             return
         if hidden.shape[:2] != self.batch.shape:
@@ -171,12 +172,12 @@ class StateReadings:
         if "embeddings" in plan.keep:
             self.means.append((layer, self._mean_tokens(hidden)))
         on_cpu = hidden.is_cpu
-        if not self.has_metrics or (on_cpu and not (self.norms_suffice and hidden.numel() <= PIECE)):
+        if not self.has_metrics or (on_cpu and not (self.norms_suffice and entries <= PIECE)):
             self.flush()
             self._read_alike([(layer, hidden)])
             return
         self.waiting.append((layer, hidden.clone()))
-        self.waiting_entries += hidden.numel()
+        self.waiting_entries += entries
         if self.waiting_entries >= (4 * PIECE if on_cpu else TOGETHER):
             self.flush()
 
@@ -228,7 +229,7 @@ class StateReadings:
 def arithmetic_of(weights: Iterable[Tensor], hidden: Tensor) -> torch.dtype:
     """The coarsest of the dtypes at work: that of the hidden states, of the weights in the blocks, and of autocast."""
     device = hidden.device.type
-    dtypes = {hidden.dtype} | {weight.dtype for weight in weights}
+    dtypes = {hidden.dtype, *map(attrgetter("dtype"), weights)}
     if torch.is_autocast_enabled(device):
         dtypes.add(torch.get_autocast_dtype(device))
     return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)

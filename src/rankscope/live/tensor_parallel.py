@@ -221,7 +221,9 @@ def refuse_context_parallel() -> None:
     """Raise inside of torch's context parallelism, where each process has some tokens of every sample, and no weight
     tells."""
     file = sys.modules.get("torch.distributed.tensor")
-    dispatcher = None if file is None else getattr(file.DTensor, "_op_dispatcher", None)
+    if file is None:
+        return
+    dispatcher = getattr(file.DTensor, "_op_dispatcher", None)
     if FLASH_ATTENTION in getattr(dispatcher, "_custom_op_handlers", {}):
         came = "with context parallelism this process has some of them: measure a probe, outside of it"
         raise WatchError(f"a model must be called with all tokens of a sample; {came}", subject="model")

@@ -95,28 +95,31 @@ def watch(
     modules = submodules(model)
     refuse_scripted(modules)
     inner = uncompiled(model)
+    compiled = is_compiled(modules)
     plan = make_plan(
         inner, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask, layout=layout,
         keep=keep, attention=attention, modules=modules,
     )  # fmt: skip
-    return Watch(inner, plan, variant, compiled=is_compiled(modules))
+    modules = modules if inner is model else submodules(inner)
+    return Watch(inner, plan, variant, compiled=compiled, modules=(plan.in_blocks, modules))
 
 
 class Watch:
     """A model that is being measured: what `watch` returns. Entered again, it continues to count. A `compiled` model is
-    made to run as it was written. Errors of its hooks reach the call of the model unless they are `contained`."""
+    made to run as it was written. Errors of its hooks reach the call of the model unless they are `contained`. Where it
+    is known, `modules` is what `WatchedBlocks.modules` would give."""
 
     def __init__(
         self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False,
-        contained: bool = False,
+        contained: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.plan, self.variant = model, plan, variant
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
-        inside, modules = self._blocks.modules()
-        self._recorder = Recorder(plan, self._blocks, inside, contained)
-        self._hooks = BlockHooks(self._blocks, inside, self._recorder)
-        self._encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+        in_blocks, everywhere = self._blocks.modules() if modules is None else modules
+        self._recorder = Recorder(plan, self._blocks, in_blocks, contained)
+        self._hooks = BlockHooks(self._blocks, self._recorder)
+        self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
 
