@@ -16,6 +16,7 @@ dash_human.csv in the sources of tcrdist3.
 import argparse
 import csv
 import json
+import math
 import os
 import random
 import sys
@@ -48,6 +49,7 @@ WEIGHTS = Path(os.environ.get("RANKSCOPE_WEIGHTS", Path(__file__).parents[1] / "
 COUNT, SEEDS = 100, 5
 METRICS = ("relative_residual", "relative_mu", "entropy")
 VARIANTS = ("network", "san+norm", "san")
+ENTROPY = "entropy of attention (nats)"
 RESIDUES = "network, residues alone"  # Readings without the first token, which stands for the receptor
 UNTRAINED = "untrained"
 
@@ -344,8 +346,10 @@ def spread(table: pl.DataFrame, labels: Sequence[str], metric: str, of: str = "n
 
 def report(table: pl.DataFrame) -> str:
     """A table in Markdown: what each training has by layer, and at the last layer as pure attention."""
-    titles = ("training", "what it is", "relative residual, from layer 0", "its spread at the last",
-              "relative mu, last", "entropy, from layer 1", "attention and norms, last", "attention alone, last")  # fmt: skip
+    titles = (
+        "training", "what it is", "relative residual, from layer 0", "its spread at the last", "relative mu, last",
+        "entropy, from layer 1", "attention and norms, last", "attention alone, last",
+    )  # fmt: skip
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     known = {training.label: training.what for training in TRAININGS} | {UNTRAINED: "the default design, five seeds"}
     for label, what in known.items():
@@ -410,7 +414,7 @@ def verdicts(table: pl.DataFrame) -> list[Verdict]:
         Verdict("data move no layer by 0.05", f"shuffled {moved[0]:.3f}, synthetic {moved[1]:.3f}", max(moved) < 0.05),
         Verdict("attention alone ends below 0.05, in another order",
                 f"highest {small(alone[highest])} ({highest}); rank correlation {rank:.2f}",
-                alone[highest] < np.log10(0.05) and rank < 0.5),
+                alone[highest] < math.log10(0.05) and rank < 0.5),
         Verdict("filling in alone attends more sharply",
                 "mean entropy " + ", ".join(f"{a:.2f} for {b:.2f}" for a, b in sharp), all(a < b for a, b in sharp)),
         Verdict("it rises with width 16, 32, 64", by_layer(widths, 3), widths == sorted(widths)),
@@ -424,13 +428,11 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
     return float(matrix[0, 1])
 
 
-def chart(table: pl.DataFrame) -> fig.Chart:
-    """How far apart tokens are by layer: all loops, CDR3 alone, entropy of attention, and attention alone."""
+def charts(table: pl.DataFrame) -> list[fig.Chart]:
+    """How far apart tokens are by layer, of all loops and of CDR3 alone; below, entropy and attention alone."""
     shown = ("default", "masked only", "average pooling", "dropout noise", "fine-tuned", UNTRAINED)
     bands = {"default": SAME, UNTRAINED: untrained_names(table)}
-    names = {"default": "filling in and contrast (band: five such trainings)", "masked only": "filling in alone",
-             "average pooling": "contrast of averages", "dropout noise": "contrast of dropout",
-             UNTRAINED: "untrained (band: five seeds)"}  # fmt: skip
+    names = {"default": "default (band: five alike)", UNTRAINED: "untrained (band: seeds)"}
 
     def line(label: str, metric: str, index: int, of: str = "network", name: str | None = None) -> fig.Line:
         logs = of == "san"
@@ -446,16 +448,17 @@ def chart(table: pl.DataFrame) -> fig.Chart:
     cdr3 = [line(label, "relative_residual", index) for index, label in enumerate(("CDR3", "CDR3, masked only"))]
     entropy = [line(label, "entropy", index) for index, label in enumerate(shown)]
     alone = [line(label, "relative_residual", index, "san") for index, label in enumerate(shown)]
-    alone.append(line("left-aligned", "relative_residual", len(shown), "san", "left-aligned"))
+    alone.append(line("left-aligned", "relative_residual", len(shown), "san"))
     powers = fig.Powers([value for each in alone for value in each.y])
-    panels = [
-        fig.Panel(layers, apart, whole, "all loops"),
-        fig.Panel(layers, apart, cdr3, "CDR3 alone"),
-        fig.Panel(layers, fig.Axis("entropy of attention, nats", from_zero=True), entropy, "all loops"),
-        fig.Panel(layers, fig.Axis("relative residual", powers), alone, "attention alone: no skip, MLP, norm"),
-    ]
+    rows = [
+        [fig.Panel(layers, apart, whole, "all loops"), fig.Panel(layers, apart, cdr3, "CDR3 alone")],
+        [fig.Panel(fig.Axis("layer", labels={1: "1", 2: "2", 3: "3"}), fig.Axis(ENTROPY, from_zero=True), entropy,
+                   "all loops"),
+         fig.Panel(layers, fig.Axis("relative residual", powers), alone, "attention alone (on top: left-aligned)")],
+    ]  # fmt: skip
     alt = "How far apart tokens of receptors are, by layer, in trainings of one encoder and untrained"
-    return fig.Chart(panels, table.to_dict(as_series=False), alt, columns=2, shared=True, size=(4.6, 3.2))
+    data = table.to_dict(as_series=False)
+    return [fig.Chart(panels, data, alt, shared=True, size=(4.6, 3.2)) for panels in rows]
 
 
 def main() -> None:
@@ -470,7 +473,7 @@ def main() -> None:
         run(options.table, read_receptors(options.receptors) if options.receptors else draw_receptors())
         return
     table = pl.read_csv(options.table)
-    options.output.write_bytes(png(rendered(plot(chart(table)))))
+    options.output.write_bytes(png(rendered(plot(*charts(table)))))
     print(report(table), "", "| expected | came | so |", "|---|---|---|", sep="\n")
     for each in verdicts(table):
         print(f"| {each.expected} | {each.numbers} | {'yes' if each.holds else 'no'} |")
