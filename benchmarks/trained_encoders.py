@@ -386,8 +386,8 @@ def verdicts(table: pl.DataFrame) -> list[Verdict]:
     def last(label: str, metric: str = "relative_residual") -> float:
         return curve(table, label, metric)[-1]
 
-    wide = [t.label for t in TRAININGS if t.group not in (ONE, SIZES)]
-    full = [label for label in wide if not label.startswith("CDR3")]
+    wide = [t.label for t in TRAININGS if t.group != SIZES]
+    full = [t.label for t in TRAININGS if t.group not in (ONE, SIZES) and not t.label.startswith("CDR3")]
     lowest, untrained = min(wide, key=last), last(UNTRAINED)
     low, high = spread(table, SAME, "relative_residual")
     width = float(high[-1] - low[-1])
