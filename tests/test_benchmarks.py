@@ -31,6 +31,7 @@ from benchmarks import (
     rates,
     recipes,
     timing,
+    trained_encoders,
 )
 
 from rankscope.depths.chowdhury2026 import exact_weights
@@ -60,6 +61,7 @@ ALONE = {
     "rates",
     "recipes",
     "timing",
+    "trained_encoders",
 }
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 HEAVY = {
@@ -224,6 +226,26 @@ def test_weights_of_source_tokens_are_compared_with_theory() -> None:
     paths = pl.DataFrame({"layers": [6, 6], "source": [0, 1], "share": [0.4, 0.6]})
     chart = positions_chart(paths, 0.1, table)
     assert [len(panel.marks) for panel in chart.panels] == [3, 0, 0, 1, 0, 2] and plot(chart).axes
+
+
+def test_trainings_of_one_encoder_are_compared() -> None:
+    table = pl.read_csv(Path(benchmarks.__path__[0]) / "trained_encoders.csv")
+    lines = trained_encoders.report(table).splitlines()
+    assert len(lines) == 2 + len(trained_encoders.TRAININGS) + 1
+    assert lines[2].startswith("| default |") and lines[-1].startswith("| untrained |")
+    pages = (Path(__file__).parents[1] / "docs" / "trained.md").read_text(encoding="utf-8")
+    verdicts = trained_encoders.verdicts(table)
+    assert all(line in pages for line in lines) and all(each.numbers in pages for each in verdicts)
+    above, below = trained_encoders.charts(table)
+    assert [len(panel.marks) for panel in (*above.panels, *below.panels)] == [6, 2, 6, 7]
+    assert trained_encoders.correlation([1.0, 5.0, 9.0], [2.0, 1.0, 0.0]) == pytest.approx(-1)
+    # Where all curves are the same, only "no more than" and "not falling" hold
+    columns = ("training", "of", "metric", "layer", "mean", "sd", "log10")
+    names = [training.label for training in trained_encoders.TRAININGS] + ["untrained 0"]
+    same = [(name, of, metric, layer, 0.5, 0.1, -0.3) for name in names for of in trained_encoders.VARIANTS
+            for metric in trained_encoders.METRICS for layer in range(4)]  # fmt: skip
+    came = trained_encoders.verdicts(pl.DataFrame(same, schema=columns, orient="row"))
+    assert [each.holds for each in came] == [False, False, False, True, False, False, True]
 
 
 def test_networks_give_shares_of_source_tokens_beside_theory(monkeypatch: pytest.MonkeyPatch) -> None:
