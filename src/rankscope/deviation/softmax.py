@@ -47,7 +47,7 @@ class ReferenceRow(NamedTuple):
 
     @classmethod
     def of(
-        cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor, complete: bool = False
+        cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor, *, complete: bool = False
     ) -> "ReferenceRow":
         """From the scores `ref` of the reference row and the log-scale of D; `seen` are the columns visible
         to the reference row, `anyone` `[batch, 1, token]` those visible to some row, and `alike` `[batch,
@@ -213,7 +213,7 @@ def _shared(centred: ReferencedScores, visible: Visible, valid: ValidTokens) -> 
         alike = torch.ones_like(seen[:, :, 0, 0])  # [batch, head]
     else:
         alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)
-    return ReferenceRow.of(ref, D.log, seen, visible.any(2), alike, complete)
+    return ReferenceRow.of(ref, D.log, seen, visible.any(2), alike, complete=complete)
 
 
 def _reach(logs: Float[Tensor, "batch head row token"], by_column: bool) -> Tensor:

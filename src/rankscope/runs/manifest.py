@@ -5,7 +5,7 @@ kept under `more` and written again, so files of other versions lose nothing.
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -45,14 +45,16 @@ class Record:
         return cls(**known, more={name: value for name, value in content.items() if name not in kinds})
 
 
-@cache
-def _kinds(cls: type) -> dict[str, Any]:
+def _read_kinds(cls: type) -> dict[str, Any]:
     """The type of each known field, without None."""
     kinds = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
     for name, kind in kinds.items():
         if get_origin(kind) is UnionType:
             kinds[name] = next(option for option in get_args(kind) if option is not NoneType)
     return kinds
+
+
+_kinds: Callable[[type], dict[str, Any]] = cache(_read_kinds)  # read once a class: it takes longer than a manifest
 
 
 def _plain(value: Any) -> Any:
