@@ -71,6 +71,7 @@ BROKE: dict[str, tuple[Any, ...]] = {
     "a weight that lacks 1e-20 of one, in float64 and float32 alike": ("clustered, sharp", 3000011),
     "directions that are the same but for rounding, by chance in both passes": ("width one", 4002356),
     "outputs of heads that are zero in float64 and float32, behind shut gates": ("gates underflow", 5000273, "gates"),
+    "a weight of an expert of 1e-51, beside that of the token that it is told by": ("cancelling", 7300065, "experts"),
     "a branch of 1e-225 before a norm without eps": ("gates underflow", 7001603),
     "an output of e^-897 beside another that a gate shuts to e^-1817": ("zero tokens", 5000298, "gates"),
 }

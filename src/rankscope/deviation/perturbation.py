@@ -68,10 +68,11 @@ class Perturbation:
         return self._moved(t, self.in_place and t.is_contiguous())
 
     def copied(self, t: Tensor) -> Tensor:
-        """The same as another tensor: t is read by others."""
+        """A perturbed copy of a tensor that others read as well."""
         return self._moved(t, False)
 
     def _moved(self, t: Tensor, in_place: bool) -> Tensor:
+        """The tensor perturbed, itself or a copy."""
         if not t.numel():
             return t
         share, size = self._shares(t)
