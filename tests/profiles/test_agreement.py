@@ -1,8 +1,10 @@
 """What a second pass says of a reading: by itself, and no more than it has to."""
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath as mp
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -64,6 +66,24 @@ def test_rounding_of_float64_that_grows_over_layers_marks_nothing() -> None:
         exact = [float(log10_residual(state)) for state in Network(net).states(X[0])]
     assert profile.curve("residual", "log10")[0].tolist() == pytest.approx(exact, abs=1e-9)
     assert not profile.table["below_floor"].any()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7, 1e-9])
+def test_a_metric_without_a_rule_has_no_more_digits_than_its_floor_leaves(size: float) -> None:
+    """What heads add is next to the same at all tokens: float64 tokens of size one hold little of what differs, and
+    their rounding is often the same in both passes. The same metric by its rule knows what differs."""
+    with_rule = METRICS["relative_mu"]
+    assert with_rule.rule is not None
+    plain = replace(with_rule, name="plain_mu", rule=None, sensitive_to=None, of="heads")
+    net = Transformer.random(Architecture(layers=2, width=16, heads=2), seed=0)
+    for layer in net.weights.layers:
+        layer.attention.query.weight.mul_(size)
+    table = measure(net, normal(2, 6, 16), metrics=[plain, with_rule.of_heads()]).table
+    found, sure = (table.filter(pl.col("metric") == name) for name in ("plain_mu", "head_relative_mu"))
+    error = (found["value"] / sure["value"] - 1).abs()
+    assert len(error) == 8 and float(sure["digits"].min()) > 9  # type: ignore[arg-type]
+    assert (error <= 10 ** -found["digits"] + 10 ** -sure["digits"]).all()
+    assert (found["digits"] >= 12 + np.log10(size) - 1).all()  # it says no less than it knows, but for the margin
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,10 @@ def _marked(reading: Reading, error: Errors) -> Reading:
 
 
 def _digits(reading: Reading, error: Errors) -> Errors:
-    return -error.clamp(1e-16, 1.0).log10().masked_fill(reading.value.isnan(), torch.nan)
+    """The digits that are right. Rounding up to the floor, which a metric without a rule has, may be the same in both
+    passes."""
+    blind = (reading.floor / reading.value.abs()).nan_to_num(nan=0.0)
+    return -torch.maximum(error, blind).clamp(1e-16, 1.0).log10().masked_fill(reading.value.isnan(), torch.nan)
 
 
 def _spread(per_sample: Tensor, like: Tensor) -> Tensor:
