@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.decisions import Answers, Presuming, Recording, answering
+from rankscope.deviation.structures import form, tensors_of
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.weights import converted, outline
+from rankscope.nets.weights import converted
 
 MEMORY_SHARE = 1 / 8  # the part of a GPU's memory that captured computations may hold
 MOST_COMPUTATIONS = 64  # computations that are remembered, the latest
@@ -242,23 +243,3 @@ def _weights(net: Transformer) -> list[Tensor]:
 
 
 _of_networks: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
-
-
-def form(structure: Any) -> Hashable:
-    """Equal for structures that differ in nothing but the values of their tensors."""
-    tensors = tensors_of(structure)
-    positions = {id(t): position for position, t in enumerate(tensors)}
-    places = repr(outline(structure, lambda t: positions[id(t)]))
-    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), places
-
-
-def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of nested tuples, dicts and dataclasses, each once."""
-    tensors: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        tensors.append(t)
-        return t
-
-    converted(structure, note)
-    return tensors

@@ -28,6 +28,7 @@ from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
 Centre = Literal["mean", "argmin"]
 Number = TypeVar("Number")  # A float, or a tensor of one float for each sample
+PerSample = Float[Tensor, " batch"]
 Result = TypeVar("Result")
 
 
