@@ -19,7 +19,7 @@ from torch import Tensor
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.propagate import PassInputs, StartingTensors, block_by_block, restored
-from rankscope.deviation.replay import bytes_of_weights, can_replay, replay_cache, weights_key
+from rankscope.deviation.replay import can_replay, replay_cache
 from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
 from rankscope.deviation.structures import joined
 from rankscope.metrics import Metric, Reading
@@ -63,9 +63,11 @@ def captured_steps(
     # Both passes of all layers are in memory until their tokens are read.
     if counts or not can_replay(net, valid.shape, 2 * (net.arch.layers + 1)):
         return None
-    key = ("measure", weights_key(net), tuple(map(id, metrics)), check, hold)
-    function, held = partial(_passes, net, tuple(metrics), check, hold), bytes_of_weights(net)
-    result = replay_cache.run(key, function, (inputs.tensors, valid), held=held)
+    key, function = (
+        ("measure", tuple(map(id, metrics)), check, hold),
+        partial(_passes, net, tuple(metrics), check, hold),
+    )
+    result = replay_cache.run(key, function, (inputs.tensors, valid), net)
     return _steps(net, result, metrics, valid, start)
 
 

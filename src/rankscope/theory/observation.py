@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies
+from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, replay
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
 from rankscope.deviation.perturbation import is_cached
-from rankscope.deviation.replay import bytes_of_weights, replayed, weights_key
 from rankscope.deviation.structures import NumberTable, joined_by_form, parts, samples, tensors_of
 from rankscope.nets import Transformer
 from rankscope.nets.order import active_heads, order
@@ -144,15 +143,16 @@ def _observation(
     def run(inputs: ObservationInputs) -> Observation:
         return _Observer(net, inputs, centre, copies, norms).run()
 
-    key = ("certify", net.arch if net.streamed else weights_key(net), centre, copies)
+    if not replay.waits(inputs.X):
+        return run(inputs)
     count, tokens, width = inputs.X.shape
     largest = max(width, net.arch.mlp_width, net.arch.heads * max(tokens, net.arch.head_width, net.arch.value_width))
     # Random rows must stay where a graph reads them; linear programmes run on the CPU, and parts of one's own and
     # experts do not take the same way each time.
-    own = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
-    on_graph = is_cached((1 + copies) * count * tokens * largest, inputs.X.device)
-    held = 0 if net.streamed else bytes_of_weights(net)
-    return replayed(key, run, inputs, centre == "mean" and not own and on_graph, held)
+    changes = net.streamed or net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers)))
+    rows_stay = is_cached((1 + copies) * count * tokens * largest, inputs.X.device)
+    key, read = ("certify", net.arch, centre, copies), None if net.streamed else net
+    return replay.replay_cache.run(key, run, inputs, read, capture=centre == "mean" and not changes and rows_stay)
 
 
 class _WaitingLayer(NamedTuple):
