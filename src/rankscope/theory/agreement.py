@@ -15,7 +15,7 @@ from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.deviation.decisions import must_compute
 from rankscope.theory.facts import Number, PerSample
-from rankscope.theory.float64_pass import Float64State
+from rankscope.theory.float64_pass import FollowedStates
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,23 @@ class Agreement(Generic[Number]):
 
 
 def agreement(
-    before: State, passes: Sequence[State], by_float64: Float64State | None, of_patterns: tuple[Tensor, Tensor] | None
+    before: State, passes: Sequence[State], of_patterns: tuple[Tensor, Tensor], by_float64: FollowedStates | None = None
 ) -> Agreement[PerSample]:
     """The agreement on the tokens after a layer.
 
     Args:
         before: The tokens before the layer.
         passes: The tokens after it, of the pass itself and of each copy.
-        by_float64: The same in float64, if that sees any.
-        of_patterns: The `pattern_agreement` of the layer; the input has none.
+        of_patterns: The `pattern_agreement` of the layer.
+        by_float64: The tokens after it beside those of float64, if that sees any.
     """
     first, *copies = passes
     difference = float64_difference = torch.zeros_like(first.log)
     for copy in copies:
         difference = torch.maximum(difference, state_distance(first, copy))
     if by_float64 is not None:
-        float64_difference = state_distance(first, by_float64.state).masked_fill(~by_float64.followed, 0.0)
-    if of_patterns is None:
-        of_patterns = (torch.zeros_like(first.equal),) * 2
+        float64_difference = state_distance(by_float64.state, by_float64.float64)
+        float64_difference = float64_difference.masked_fill(~by_float64.followed, 0.0)
     return Agreement(difference, float64_difference, tokens_lost(before, first), *of_patterns)
 
 

@@ -25,10 +25,11 @@ RESOLVED = 1e-4  # The share of the tokens' size by which they must differ for f
 WITHIN = 300.0  # The largest |log| of the size of tokens that float64 can hold: 1e+-130
 
 
-class Float64State(NamedTuple):
-    """Tokens as float64 has them, and the samples for which they still say something."""
+class FollowedStates(NamedTuple):
+    """A state of the samples, what float64 has in its place, and for which of them that says something."""
 
     state: State
+    float64: State
     followed: Tensor
 
 
@@ -42,9 +43,9 @@ class Float64Pass:
         self.followed: Tensor | None = None  # True for samples whose tokens X still stands for
         self.seen: Tensor | None = None  # True for samples whose tokens after the last block float64 resolves
 
-    def follow(self, block: Block, before: State, after: State) -> Float64State | None:
-        """The tokens after a block, which are to be compared with the state `after` where float64 can resolve both:
-        those of deviation arithmetic may be wrong. None where it can nowhere."""
+    def follow(self, block: Block, before: State, after: State) -> FollowedStates | None:
+        """The states after a block and float64's, which are to be compared where float64 can resolve them; None where
+        it can nowhere. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
         X, followed = self.X, self.followed
         seen = visible_to_float64(before) if self.seen is None else self.seen
         self.X = self.followed = self.seen = None
@@ -57,10 +58,10 @@ class Float64Pass:
         X = traverse(block, self.rules, X).state
         finite = X.isfinite().flatten(1).all(1)
         X = X.masked_fill(~finite[:, None, None], 0.0)
-        state = State.of(X, after.valid.mask)
+        own_state = State.of(X, after.valid.mask)
         self.seen = visible_to_float64(after)
-        self.X, self.followed = X, seen & finite & (visible_to_float64(state) | self.seen)
-        return Float64State(state, self.followed)
+        self.X, self.followed = X, seen & finite & (visible_to_float64(own_state) | self.seen)
+        return FollowedStates(after, own_state, self.followed)
 
 
 def visible_to_float64(state: State) -> Tensor:

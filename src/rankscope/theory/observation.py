@@ -34,7 +34,7 @@ from rankscope.theory.agreement import Agreement, agreement, pattern_agreement
 from rankscope.theory.attention_numbers import AttentionOfLayer
 from rankscope.theory.device_norms import DeviceNorms, PackedNorms, packed, unpacked
 from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, PerSample, TokenSizes
-from rankscope.theory.float64_pass import Float64Pass, Float64State, float64_records
+from rankscope.theory.float64_pass import Float64Pass, FollowedStates, float64_records
 from rankscope.theory.halves import half_facts
 from rankscope.theory.hypotheses import normed_sums, skips
 from rankscope.theory.token_sizes import token_sizes
@@ -155,15 +155,16 @@ def _observation(
     return replay.replay_cache.run(key, run, inputs, read, capture=centre == "mean" and not changes and rows_stay)
 
 
-class _WaitingLayer(NamedTuple):
-    """What a layer did to its tokens, until it is read with other layers; the first is the input."""
+class _WaitingBlock(NamedTuple):
+    """What a block did to its tokens, until it is read together with other blocks."""
 
-    state: State  # after the layer, of samples and copies
-    before: State  # before it, of the samples alone
-    by_float64: Float64State | None = None
-    of_patterns: tuple[Tensor, Tensor] | None = None  # `pattern_agreement`
-    halves: tuple[HalfRecord, ...] = ()
-    log_averaging: PerSample | None = None
+    mixes: bool  # True of a mixture of experts, which is not read with other MLPs
+    halves: tuple[HalfRecord, ...]
+    log_averaging: PerSample
+    before: State  # of the samples alone
+    passes: tuple[State, ...]  # after the block, of the samples and of each copy
+    of_patterns: tuple[Tensor, Tensor]  # `pattern_agreement`
+    by_float64: FollowedStates | None
 
 
 class _Observer:
@@ -179,7 +180,8 @@ class _Observer:
         if inputs.norms is not None:
             heads = [len(active_heads(net.arch, index)) for index in range(net.arch.layers)]
             self.layer_norms = unpacked(inputs.norms, heads)
-        self.waiting: list[_WaitingLayer] = []
+        self.states: list[State] = []  # that wait to be read, with the blocks that led to them
+        self.blocks: list[_WaitingBlock] = []
         # What was read, by layer; the first of `sizes` and `agreement` are of the input.
         self.sizes: list[TokenSizes[PerSample]] = []
         self.agreement: list[Agreement[PerSample]] = []
@@ -189,22 +191,23 @@ class _Observer:
 
     def run(self) -> Observation:
         """Run all layers, and read what they did."""
-        net, before = self.net, samples(self.first, 0, self.samples)
+        net, passes = self.net, self._passes(self.first)
+        self.agreement.append(agreement(passes[0], passes, (torch.zeros_like(passes[0].equal),) * 2))
+        self._keep(self.first)
         float64_pass = None
         if self.deviates and self.copies and not net.arch.parts:
             float64_pass = Float64Pass(net, self.inputs.settings)
-        self._keep(_WaitingLayer(self.first, before))
         for index, record in enumerate(self._records()):
             if net.streamed:
                 norms = self.norms.of(net, index)
                 self.layer_norms += unpacked(packed([norms], net.device), [len(norms[0].columns)])
-            after = samples(record.state, 0, self.samples)
-            by_float64 = float64_pass and float64_pass.follow(net.blocks[index], before, after)
+            before, passes = passes[0], self._passes(record.state)
+            by_float64 = float64_pass and float64_pass.follow(net.blocks[index], before, passes[0])
             attention = AttentionOfLayer(net, self.settings, index, record, self.layer_norms[index], self.centre)
             self.numbers.append(attention.numbers())
             of_patterns, averaging = pattern_agreement(self._passes(record.attention)), self.numbers[-1].log_averaging
-            self._keep(_WaitingLayer(record.state, before, by_float64, of_patterns, record.halves, averaging))
-            before = after
+            waiting = record.halves, averaging, before, passes, of_patterns, by_float64
+            self._keep(record.state, _WaitingBlock(net.arch.mixes(index), *waiting))
         at_layer(net.arch.layers)
         self._read()
         by_layer = tuple(self.sizes), tuple(zip(self.numbers, self.halves, strict=True)), tuple(self.agreement)
@@ -221,33 +224,31 @@ class _Observer:
         """The samples alone, then each copy of them."""
         return tuple(samples(structure, copy * self.samples, self.samples) for copy in range(1 + self.copies))
 
-    def _keep(self, layer: _WaitingLayer) -> None:
-        """Let a layer wait; read all that wait once they are enough."""
-        self.waiting.append(layer)
-        bytes_of_layer = sum(t.nbytes for t in tensors_of((layer.state, layer.halves)))
-        if (len(self.waiting) + 1) * bytes_of_layer > AT_ONCE.get(self.net.device.type, 2**30):
+    def _keep(self, state: State, block: _WaitingBlock | None = None) -> None:
+        """Let a state wait, and the block that led to it; read all that wait once they are enough."""
+        self.states.append(state)
+        self.blocks += [] if block is None else [block]
+        held = state, block and (block.halves, block.log_averaging, block.by_float64)
+        bytes_of_layer = sum(t.nbytes for t in tensors_of(held))
+        if (len(self.states) + 1) * bytes_of_layer > AT_ONCE.get(self.net.device.type, 2**30):
             self._read()
 
     def _read(self) -> None:
-        """Read the layers that wait, and forget them."""
-        waiting, self.waiting = self.waiting, []
-        for which, state in joined_by_form([layer.state for layer in waiting]):
-            self.sizes += parts(token_sizes(state, self.centre, not self.deviates), len(which))
-        compared = [(layer.before, self._passes(layer.state), *layer[2:4]) for layer in waiting]
-        for which, together in joined_by_form(compared):
-            self.agreement += parts(agreement(*together), len(which))
-        blocks = [layer for layer in waiting if layer.halves]
-        first = len(self.halves)
-        mixes = map(self.net.arch.mixes, range(first, first + len(blocks)))
-        passed = [(m, layer.halves, layer.log_averaging) for m, layer in zip(mixes, blocks, strict=True)]
-        for which, (_, halves, averaging) in joined_by_form(passed):
-            self._read_halves([first + index for index in which], halves, averaging)
+        """Read what waits, and forget it."""
+        for indices, state in joined_by_form(self.states):
+            self.sizes += parts(token_sizes(state, self.centre, by_floats=not self.deviates), len(indices))
+        done = len(self.halves)
+        for indices, blocks in joined_by_form(self.blocks):
+            self._read_blocks([done + index for index in indices], blocks)
+        self.states, self.blocks = [], []
 
-    def _read_halves(self, layers: Sequence[int], halves: tuple[HalfRecord, ...], averaging: PerSample) -> None:
-        """Read the halves of blocks of these layers, whose samples follow each other."""
+    def _read_blocks(self, layers: Sequence[int], blocks: _WaitingBlock) -> None:
+        """Read the blocks of these layers, whose samples follow each other."""
+        agree = agreement(blocks.before, blocks.passes, blocks.of_patterns, blocks.by_float64)
+        self.agreement += parts(agree, len(layers))
         weights = [self.net.weights.layers[layer] for layer in layers]
         mlp = torch.stack([self.layer_norms[layer].mlp for layer in layers])
-        read = tuple(half_facts(self.net.arch, weights, half, averaging, mlp) for half in halves)
+        read = [half_facts(self.net.arch, weights, half, blocks.log_averaging, mlp) for half in blocks.halves]
         facts, branches = zip(*read, strict=True)
         self.halves += parts(facts, len(layers))
         if _writes_beside_skips(self.net):
