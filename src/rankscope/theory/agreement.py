@@ -54,7 +54,8 @@ def agreement(
 def pattern_agreement(patterns: Sequence[DeviationPattern]) -> tuple[Tensor, Tensor]:
     """(`undecided`, `elsewhere`) of an `Agreement`, from the attention pattern of the pass itself and of each copy."""
     first, *copies = patterns
-    differ = attend = torch.zeros(len(first.p), dtype=torch.bool, device=first.p.device)
+    # Two tensors, so that layers with steep scores and without have one form and are read together.
+    differ, attend = torch.zeros(2, len(first.p), dtype=torch.bool, device=first.p.device).unbind()
     if copies and must_compute("agreement.steep", steep_scores(first).any()):
         for copy in copies:
             differ, attend = differ | undecided(first, copy), attend | attends_elsewhere(first, copy.matrix())
