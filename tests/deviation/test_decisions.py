@@ -10,7 +10,7 @@ from torch import Tensor
 
 import rankscope
 from rankscope.deviation.decisions import (
-    LOOKED_AT,
+    MOST_ENTRIES,
     Presuming,
     Question,
     Recording,
@@ -159,7 +159,7 @@ VIOLATIONS = {
 }
 
 
-@pytest.mark.parametrize("many", [1, LOOKED_AT])
+@pytest.mark.parametrize("many", [1, MOST_ENTRIES])
 @pytest.mark.parametrize("kind", VIOLATIONS)
 def test_every_kind_of_violated_condition_is_found(kind: str, many: int) -> None:
     """Entries are looked at together in the end; of a condition of very many entries, one is made before."""

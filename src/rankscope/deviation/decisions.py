@@ -71,17 +71,14 @@ class Presuming(Recording):
         self.answers = answers
         self.kept: list[Tensor] = []  # tensors that outlive the pass: a graph reads them where they lie
         self.must_hold: dict[float | None, list[Tensor]] = {}
-        """Numbers that must lie within a limit, by that limit, and truth values of which none may be false."""
-        self.too_few: list[Bool[Tensor, 1]] = []
+        """Numbers that must lie within a limit, by that limit; by None truth values of which none may be false."""
 
     def answer(self, name: str, condition: "Condition") -> int:
         """The recorded answer; 0, which stands for the general formula, rests on no condition."""
         presumed = self.answers.get(self.question(name), 0)
-        if presumed and isinstance(condition, EnoughTerms):
-            self.too_few.append((condition.needed > condition.most - presumed).reshape(1))
-        elif presumed and isinstance(condition, Holds):
-            numbers = condition.numbers()
-            if numbers.numel() > LOOKED_AT:
+        if presumed:
+            numbers = condition.numbers(presumed)
+            if numbers.numel() > MOST_ENTRIES:
                 numbers = numbers.abs().max() if condition.within is not None else numbers.all()
             self.must_hold.setdefault(condition.within, []).append(numbers.flatten())
         return presumed
@@ -89,42 +86,35 @@ class Presuming(Recording):
     def violations(self, like: Tensor) -> Bool[Tensor, " number"]:
         """True for each presumed answer that the numbers do not allow; on the device of `like`. Conditions are looked
         at together, which on a GPU is a few kernels in all, where it would be a few for each question."""
-        parts = [torch.zeros(0, dtype=torch.bool, device=like.device), *self.too_few]
+        parts = [torch.zeros(0, dtype=torch.bool, device=like.device)]
         for limit, numbers in self.must_hold.items():
             together = torch.cat(numbers)
             parts.append(~(together if limit is None else together.abs() <= limit))  # NaN is beyond every limit
         return torch.cat(parts)
 
 
-LOOKED_AT = 4096  # entries of a condition that are kept for the end; a larger condition is reduced to one at once
+MOST_ENTRIES = 4096  # entries of a condition that are kept for the end; a larger condition is reduced to one at once
 
 
 @dataclass(frozen=True)
-class Holds:
+class Condition:
+    """What an answer rests on."""
+
+    allowed: Callable[[], int]  # how much the numbers allow to leave out
+    numbers: Callable[[int], Tensor]  # truth values that all hold if so much may be left out
+    within: float | None = None  # a limit, where these are numbers that all lie within it, on both sides of 0
+
+
+def _all_hold(numbers: Callable[[], Tensor], within: float | None = None) -> Condition:
     """The condition that all truth values hold, or with a limit that all numbers lie within it on both sides of 0."""
 
-    numbers: Callable[[], Tensor]
-    within: float | None = None
+    def allowed() -> int:
+        found = numbers()
+        return int((found if within is None else found.abs() <= within).all())
 
-    def allowed(self) -> int:
-        """1 if the condition holds."""
-        numbers = self.numbers()
-        return int((numbers if self.within is None else numbers.abs() <= self.within).all())
+    return Condition(allowed, lambda _: numbers(), within)
 
 
-@dataclass(frozen=True)
-class EnoughTerms:
-    """The condition that so many terms are enough, of at most so many."""
-
-    needed: Tensor
-    most: int
-
-    def allowed(self) -> int:
-        """How many terms may be left out."""
-        return self.most - int(self.needed)
-
-
-Condition = Holds | EnoughTerms
 How = TypeVar("How", bound=Recording)
 _asking: ContextVar[Recording | None] = ContextVar("asking", default=None)
 
@@ -132,13 +122,13 @@ _asking: ContextVar[Recording | None] = ContextVar("asking", default=None)
 def can_skip(name: str, condition: Tensor) -> bool:
     """True if work can be left out, where the condition holds in all its entries; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition.all() if asking is None else asking.answer(name, Holds(lambda: condition)))
+    return bool(condition.all() if asking is None else asking.answer(name, _all_hold(lambda: condition)))
 
 
 def must_compute(name: str, condition: Tensor) -> bool:
     """True if work has to be done, where the condition holds in some entry; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition.any()) if asking is None else not asking.answer(name, Holds(lambda: ~condition))
+    return bool(condition.any()) if asking is None else not asking.answer(name, _all_hold(lambda: ~condition))
 
 
 def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within: float | None = None) -> bool:
@@ -146,7 +136,7 @@ def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within:
     limit on both sides of 0.
 
     Off the CPU this is only asked while answers are kept: to wait for it takes longer than the pass."""
-    asking, holds = _asking.get(), Holds(condition, within)
+    asking, holds = _asking.get(), _all_hold(condition, within)
     if asking is None:
         return on.device.type == "cpu" and bool(holds.allowed())
     return bool(asking.answer(name, holds))
@@ -155,7 +145,9 @@ def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within:
 def terms_needed(name: str, enough: Tensor, most: int) -> int:
     """How many terms of a series to sum, where `enough` suffice; more are always right, up to `most`."""
     asking = _asking.get()
-    return int(enough) if asking is None else most - asking.answer(name, EnoughTerms(enough, most))
+    if asking is None:
+        return int(enough)
+    return most - asking.answer(name, Condition(lambda: most - int(enough), lambda left_out: enough <= most - left_out))
 
 
 def at_layer(index: int) -> None:

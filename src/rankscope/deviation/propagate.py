@@ -19,7 +19,7 @@ from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.norms import has_rule, normalise
-from rankscope.deviation.replay import bytes_of_weights, can_replay, replay_cache, waits, weights_key
+from rankscope.deviation.replay import can_replay, replay_cache, waits
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
@@ -121,8 +121,7 @@ def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
     yield restored(DeviationStep(0, inputs.state, None), inputs.order)
     replays = not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
     if replays and can_replay(net, inputs.tokens.shape[:2], net.arch.layers):
-        key, held = ("layers", weights_key(net)), bytes_of_weights(net)
-        steps = iter(replay_cache.run(key, partial(_all_blocks, net), inputs.tensors, held=held))
+        steps = iter(replay_cache.run("layers", partial(_all_blocks, net), inputs.tensors, net))
     else:
         steps = block_by_block(inputs)
     for step in steps:

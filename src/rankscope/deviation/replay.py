@@ -11,7 +11,7 @@ to start them one by one than they run. A whole pass is therefore handed to `Rep
    again, and from then on a new graph takes only the shortcuts that both recordings allow.
 
 Called by `propagate.py` (all layers), `profiles/captured.py` (what `measure` reads) and `theory/observation.py` (what
-theorems need), on a GPU; on a CPU they call the function themselves.
+theorems need) where the host would wait for answers (`waits`), as on a GPU; on a CPU they call the function themselves.
 """
 
 from collections import OrderedDict
@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.decisions import Answers, Presuming, Recording, answering
+from rankscope.deviation.structures import form, tensors_of
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.weights import converted, outline
+from rankscope.nets.weights import converted
 
 MEMORY_SHARE = 1 / 8  # the part of a GPU's memory that captured computations may hold
 MOST_COMPUTATIONS = 64  # computations that are remembered, the latest
@@ -64,23 +65,30 @@ class ReplayCache:
     lock: Any = field(default_factory=RLock)
 
     def run(
-        self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True, held: int = 0
+        self,
+        key: Hashable,
+        function: Callable[[Any], Result],
+        inputs: Any,
+        net: Transformer | None = None,
+        capture: bool = True,
     ) -> Result:
         """`function(inputs)`, recorded, presumed or replayed as the module's docstring says.
 
         Args:
-            key: Equal for functions that compute the same, with weights at the same addresses (`weights_key`).
+            key: Equal for functions that compute the same, with the same weights.
             function: Computes nested tuples, dicts and dataclasses of tensors; anything else among them must be the
                 same each time.
             inputs: Nested tuples, dicts and dataclasses of tensors.
+            net: The network whose weights the function reads, which are told apart by their addresses.
             capture: Whether a graph may be made of the function.
-            held: Bytes that the function keeps alive, as those of weights.
         """
-        with self.lock, on_device_of(inputs):
-            return self._run(key, function, inputs, capture, held)
+        with self.lock, on_device_of(inputs):  # by one thread at a time: a graph has one place for inputs and result
+            if net is None:
+                return self._run(key, function, inputs, capture, 0)
+            return self._run((key, weights_key(net)), function, inputs, capture, bytes_of_weights(net))
 
     def _run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool, held: int) -> Result:
-        """`run`, by one thread at a time: a graph has one place for its inputs and one for its result."""
+        """`run`; the function keeps `held` bytes alive."""
         inputs = converted(inputs, lambda t: t)  # fresh objects: what they cache would not be asked a second time
         full_key = (key, form(inputs))
         cached = self.computations.get(full_key)
@@ -182,16 +190,6 @@ replay_cache = ReplayCache()
 """The process's cache."""
 
 
-def replayed(
-    key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool = True, held: int = 0
-) -> Result:
-    """`function(inputs)`, where the host would wait for its questions by the process's `ReplayCache`; arguments are
-    those of `ReplayCache.run`."""
-    if not waits(tensors_of(inputs)[0]):
-        return function(inputs)
-    return replay_cache.run(key, function, inputs, capture, held)
-
-
 def on_device_of(inputs: Any) -> AbstractContextManager[Any]:
     """Makes the GPU that inputs are on the current one, on whose streams graphs are captured and replayed."""
     like = tensors_of(inputs)[0]
@@ -242,23 +240,3 @@ def _weights(net: Transformer) -> list[Tensor]:
 
 
 _of_networks: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
-
-
-def form(structure: Any) -> Hashable:
-    """Equal for structures that differ in nothing but the values of their tensors."""
-    tensors = tensors_of(structure)
-    positions = {id(t): position for position, t in enumerate(tensors)}
-    places = repr(outline(structure, lambda t: positions[id(t)]))
-    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), places
-
-
-def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of nested tuples, dicts and dataclasses, each once."""
-    tensors: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        tensors.append(t)
-        return t
-
-    converted(structure, note)
-    return tensors

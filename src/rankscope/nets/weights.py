@@ -222,31 +222,37 @@ def named(weights: object, prefix: str = "", layers: bool = True) -> dict[str, T
     return tensors
 
 
-def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure:
-    """Return the structure with every tensor converted; a tensor met twice is converted once."""
-    return cast(Structure, _moved(weights, move, {}))
+def converted(structure: Structure, move: Callable[..., Any], *others: Structure) -> Structure:
+    """The structure with `move(tensor)` in the place of every tensor; a tensor met twice is moved once.
+
+    With `others`, structures of the same form, `move` is called with the tensors of all at the same place."""
+    return cast(Structure, _moved((structure, *others), move, {}))
 
 
-def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -> Any:
+def _moved(values: tuple[Any, ...], move: Callable[..., Any], seen: dict[tuple[int, ...], Any]) -> Any:
     # No function inside `converted`: one that calls itself would hold all tensors until garbage is collected.
+    value = values[0]
     names = _names(type(value))
     if names is None and not isinstance(value, Tensor | tuple | dict | StreamedLayers):
         return value
-    if id(value) in seen:
-        return seen[id(value)]
+    key = tuple(map(id, values))
+    if key in seen:
+        return seen[key]
     moved: Any
     if isinstance(value, Tensor):
-        moved = move(value)
+        moved = move(*values)
     elif names is not None:
-        moved = type(value)(**{name: _moved(getattr(value, name), move, seen) for name in names})
+        parts = {name: _moved(tuple([getattr(one, name) for one in values]), move, seen) for name in names}
+        moved = type(value)(**parts)
     elif isinstance(value, tuple):
-        moved = getattr(type(value), "_make", tuple)([_moved(item, move, seen) for item in value])
+        items = [_moved(items, move, seen) for items in zip(*values, strict=True)]
+        moved = getattr(type(value), "_make", tuple)(items)
     elif isinstance(value, dict):
-        moved = {key: _moved(item, move, seen) for key, item in value.items()}
+        moved = {name: _moved(tuple([one[name] for one in values]), move, seen) for name in value}
     else:
         source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
         moved = StreamedLayers(source, value.numbers)
-    seen[id(value)] = moved
+    seen[key] = moved
     return moved
 
 

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.decisions import at_layer
-from rankscope.deviation.float_passes import FloatLayer
 from rankscope.deviation.propagate import PassInputs, StartingTensors, block_by_block, restored
-from rankscope.deviation.replay import bytes_of_weights, can_replay, replay_cache, weights_key
-from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.replay import can_replay, replay_cache
 from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.structures import joined
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
 from rankscope.profiles.readings import Readings, in_order
@@ -65,9 +63,11 @@ def captured_steps(
     # Both passes of all layers are in memory until their tokens are read.
     if counts or not can_replay(net, valid.shape, 2 * (net.arch.layers + 1)):
         return None
-    key = ("measure", weights_key(net), tuple(map(id, metrics)), check, hold)
-    function, held = partial(_passes, net, tuple(metrics), check, hold), bytes_of_weights(net)
-    result = replay_cache.run(key, function, (inputs.tensors, valid), held=held)
+    key, function = (
+        ("measure", tuple(map(id, metrics)), check, hold),
+        partial(_passes, net, tuple(metrics), check, hold),
+    )
+    result = replay_cache.run(key, function, (inputs.tensors, valid), net)
     return _steps(net, result, metrics, valid, start)
 
 
@@ -118,34 +118,12 @@ def _tokens_alone(layer: LayerStep) -> LayerStep:
 
 def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
     """One layer whose samples are the samples of several layers; of tokens alone, without attention."""
-    first, valid = layers[0], torch.cat([layer.valid for layer in layers])
-    seconds = [layer.second for layer in layers]
-    if isinstance(first.step, DeviationStep):
-        steps = [layer.step for layer in layers if isinstance(layer.step, DeviationStep)]
-        of_deviation = [second for second in seconds if isinstance(second, DeviationSecondPass)]
-        second = None
-        if of_deviation:
-            step = _joined([perturbed.step for perturbed in of_deviation])
-            second = DeviationSecondPass(step, torch.cat([perturbed.lost for perturbed in of_deviation]))
-        return replace(first, valid=valid, step=_joined(steps), second=second)
-    parts = [second.layer for second in seconds if isinstance(second, FloatSecondPass)]
-    wide, narrow = (
-        Step(0, torch.cat([part.state for part in steps]), None)
-        for steps in ([part.step for part in parts], [part.narrow for part in parts])
-    )
-    distance, sees = (torch.cat(column) for column in zip(*((part.distance, part.sees) for part in parts), strict=True))
-    layer = FloatLayer(wide, narrow, None, None, distance, sees, valid)
-    assert isinstance(first.second, FloatSecondPass)
-    return replace(first, valid=valid, step=wide, rows=None, second=replace(first.second, layer=layer))
-
-
-def _joined(steps: Sequence[DeviationStep]) -> DeviationStep:
-    """One step whose samples are those of several steps, without attention."""
-    x, R = (
-        Scaled(torch.cat([part.value for part in parts]), torch.cat([part.log for part in parts]))
-        for parts in ([step.state.x for step in steps], [step.state.R for step in steps])
-    )
-    return DeviationStep(0, State(x, R, ValidTokens(torch.cat([step.state.valid.mask for step in steps]))), None)
+    first, seconds = layers[0], [layer.second for layer in layers]
+    if isinstance(first.second, FloatSecondPass):
+        floats = joined([second.layer for second in seconds if isinstance(second, FloatSecondPass)])
+        return replace(first, valid=floats.valid, step=floats.step, second=replace(first.second, layer=floats))
+    valid, step, second = joined([(layer.valid, layer.step, layer.second) for layer in layers])
+    return replace(first, valid=valid, step=step, second=second)
 
 
 def _first_pass(inputs: PassInputs) -> Iterator[tuple[DeviationStep, None]]:

@@ -5,8 +5,9 @@ where a kernel has no rule there the pass runs in float64, and what only deviati
 are those of one sample without its padding, masks those of its pass, padding and all. Every number may be off by
 rounding: `rounding.py` has several passes'.
 
-Numbers are taken of a whole batch, on the device that the network is on (`observation.py`); then each of the classes
-below that is a `Generic[Number]` holds tensors with an entry for each sample. A theorem gets floats.
+Numbers are taken of a whole batch, on the device that the network is on (`observation.py`, and the files that it calls:
+`attention_numbers.py`, `token_sizes.py`, `halves.py`); then each of the classes below that is a `Generic[Number]` holds
+tensors with an entry for each sample. A theorem gets floats.
 """
 
 from collections.abc import Callable, Hashable
@@ -28,6 +29,7 @@ from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
 
 Centre = Literal["mean", "argmin"]
 Number = TypeVar("Number")  # A float, or a tensor of one float for each sample
+PerSample = Float[Tensor, " batch"]
 Result = TypeVar("Result")
 
 

@@ -18,7 +18,7 @@ from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.weights import Layer, Linear
 from rankscope.shapes import Float
-from rankscope.theory.facts import HalfFacts
+from rankscope.theory.facts import HalfFacts, PerSample
 from rankscope.theory.logs import clipped, log, logs_of, product_of, sized, sum_of
 from rankscope.theory.weight_norms import EPS, LIPSCHITZ, TINY, lost, squared_bound
 
@@ -26,7 +26,6 @@ VANISHED = 1e-11  # A token this much shorter than the longest may be what round
 CLEAR = 1e-6
 """What a norm finds counts as rank above this (times the size of the matrix): more than rounding may be of it
 before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""
-PerSample = Float[Tensor, " batch"]
 
 
 def half_facts(

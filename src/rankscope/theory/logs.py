@@ -71,6 +71,13 @@ def log_expm1(value: float) -> float:
     return x if x > 40 else math.log(math.expm1(x))
 
 
+def logs_expm1(logs: Tensor) -> Tensor:
+    """`log_expm1` entry by entry."""
+    x = logs.exp()
+    moderate = torch.expm1(x.clamp(min=1e-13, max=40.0)).log()
+    return torch.where(logs < -30, logs, torch.where(x > 40, x, moderate))
+
+
 def clipped(logs: Tensor) -> Tensor:
     """The logs, each brought `within` what is known of logs."""
     low = logs.clamp(min=LOWEST).masked_fill(logs == -torch.inf, -torch.inf)  # NaN stays
