@@ -4,7 +4,9 @@ import mpmath as mp
 import pytest
 import torch
 
-from rankscope import Architecture, Transformer, measure
+from rankscope import Architecture, Transformer, certify, measure
+from rankscope.deviation import perturbation
+from rankscope.deviation.perturbation import _row
 from tests.deviation.reference import Network, log10_residual
 
 
@@ -77,3 +79,22 @@ def test_signs_of_queries_that_are_plain_are_read() -> None:
     X = torch.tensor([[[1.0, 1.0, 1.0], [2.0, -1.0, 0.5], [0.0, 0.0, 0.0]]], dtype=torch.float64)
     for net in (_narrow(0.0, query=[0.1, 0.2, 0.3]), _narrow(1e-6, query=[0.1, 0.2, -0.3])):
         assert not measure(net, X, metrics=["residual", "entropy"]).table["below_floor"].any()
+
+
+def test_random_rows_of_copies_do_not_hang_on_what_ran_before() -> None:
+    """Rows are kept for later passes, which may need shorter ones: those begin as the longer ones do."""
+    cpu = torch.device("cpu")
+    short, long = (_row(3, 4, length, cpu) for length in (50, 5000))
+    assert long[:, :50].equal(short) and short.abs().max() < 1
+    assert short[0].eq(0).all() and len(short.unique(dim=0)) == 5
+
+
+def test_certificates_do_not_hang_on_what_ran_before() -> None:
+    small, large = (
+        Transformer.random(Architecture(layers=2, width=width, heads=2), seed=1) for width in (8, 32)
+    )  # fmt: skip
+    X = torch.randn(2, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    perturbation._longest.clear()
+    alone = certify(small, X).table
+    certify(large, X.repeat(1, 5, 4))
+    assert certify(small, X).table.equals(alone)

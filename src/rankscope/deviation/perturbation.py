@@ -41,6 +41,7 @@ from rankscope.nets.weights import Linear
 CACHED = {"cpu": 2**22}
 """The longest random row that is kept for later passes, by device; 2^27 elsewhere, where drawing takes long."""
 CALLS_PER_LAYER = 1000  # by how much the count of calls at the start of a layer exceeds that of the layer before
+APART = 0x9E3779B1  # by how much the seeds of two copies' rows differ; torch's generator takes 32 bits of a seed
 UNITS = 4  # by how much an entry is moved at most, in units of its last place
 
 
@@ -127,10 +128,11 @@ def _length(count: int) -> int:
 
 
 def _row(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
-    """Random numbers between -1 and 1, the same for the same seed and length on every device; with copies a row for
+    """Random numbers between -1 and 1, the same for the same seed on every device; with copies a row for
     each of them, below a row of zeros for the samples themselves."""
-    uniform = torch.rand(max(1, copies), length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    rows = 2 * uniform - 1
+    # Each row is drawn by itself, so that of two lengths the shorter rows are the beginnings of the longer ones.
+    sources = [torch.Generator().manual_seed((seed + k * APART) % 2**32) for k in range(max(1, copies))]
+    rows = 2 * torch.stack([torch.rand(length, generator=source, dtype=torch.float64) for source in sources]) - 1
     return (torch.cat([torch.zeros_like(rows[:1]), rows]) if copies else rows).to(device)
 
 
