@@ -7,6 +7,7 @@ import torch
 from matplotlib.axes import Axes
 
 from rankscope.errors import MetricError
+from rankscope.figures.description import Axis, Chart, Heatmap, Panel, Powers
 from rankscope.figures.matplotlib import save
 from rankscope.figures.plot import plot
 from rankscope.nets import Architecture, Transformer
@@ -63,6 +64,14 @@ def test_a_quiet_profile_is_drawn_on_a_linear_axis_from_zero() -> None:
     (axes,) = measure(NET, X).plot("relative_mu").axes
     assert axes.get_yscale() == "linear"
     assert axes.get_ylim()[0] == 0
+
+
+def test_the_bar_of_a_map_ends_where_its_colours_do() -> None:
+    """Powers of ten at which ticks stand may lie outside of the values."""
+    logs = np.array([[0.0, -5.4], [-1.0, -2.0]])
+    cells = Heatmap([0, 1], [0, 1], logs, "size", Powers(logs.ravel()), (-5.4, 0.0))
+    _, bar = plot(Chart([Panel(Axis("step"), Axis("layer"), [cells])], {}, "a map")).axes
+    assert bar.get_ylim() == pytest.approx((-5.4, 0.0))
 
 
 def test_the_line_is_the_mean_over_samples() -> None:

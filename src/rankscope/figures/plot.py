@@ -158,6 +158,7 @@ def _heatmap(axes: mpl.Axes, mark: fig.Heatmap) -> None:
         ticks = mark.powers.ticks
         places = np.array(mark.powers.place(ticks), dtype=float)
         bar.set_ticks(list(places), labels=[_power(mark.powers, k) for k in ticks])
+        bar.ax.set_ylim(low, high)  # a tick beyond the colours would lengthen the bar by a strip of white
     elif mark.signed:
         bar.ax.yaxis.set_major_formatter(mpl.FuncFormatter(lambda share, _: f"{share:.3g}"))
 
