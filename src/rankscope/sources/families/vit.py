@@ -1,6 +1,8 @@
-"""ViT: patches of an image as tokens, pre-norm."""
+"""ViT and DeiT: patches of an image as tokens, pre-norm."""
 
 from typing import Any, ClassVar
+
+import torch
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
@@ -27,3 +29,15 @@ class ViT(Family):
         parts, patches = model.embeddings, model.embeddings.patch_embeddings
         token, positions = parts.cls_token.detach()[0, 0], parts.position_embeddings[0]
         return image_embedding(patches.projection, positions, patches.image_size, first=token)
+
+
+class DeiT(ViT):
+    """DeiT: ViT with a second token, that of distillation."""
+
+    name, types = "deit", ("deit",)
+
+    def embedding(self, model: Any) -> ImageEmbedding:
+        """Patches, two tokens before them, and positions."""
+        parts, patches = model.embeddings, model.embeddings.patch_embeddings
+        tokens = torch.cat([parts.cls_token, parts.distillation_token], 1).detach()[0]
+        return image_embedding(patches.projection, parts.position_embeddings[0], patches.image_size, first=tokens)
