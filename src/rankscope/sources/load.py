@@ -252,7 +252,8 @@ def built_as(family: Family, name: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if "allocate" in str(error):  # too little memory says nothing of the model
             raise
-        reason = f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)})"
+        whose = "transformers' own " if family.types else ""
+        reason = f"{name} must be built like {whose}{family.name}; it is not ({first_line(error)})"
         raise SourceError(f"{reason}: watch measures it as it is", subject="family") from error
 
 

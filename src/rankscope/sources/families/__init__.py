@@ -67,8 +67,9 @@ FAMILIES: dict[str, Family] = {
         Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
         Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
         SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
-        MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), Bloom(), MBart(), MBartDecoder(), Pegasus(),
-        PegasusDecoder(), M2M100(), M2M100Decoder(), DeiT(), DinoV2Registers(), SmolLM3(), GPTNeo(), GPTJ(), Falcon(),
+        MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), SmolLM3(),
+        Bloom(), M2M100(), M2M100Decoder(), MBart(), MBartDecoder(), Pegasus(), PegasusDecoder(), DeiT(),
+        DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(),
     )
 }  # fmt: skip
 MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), TimmViT())}

@@ -22,8 +22,6 @@ class Falcon(Family):
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         require(config, alibi=False)
-        if config.new_decoder_architecture:
-            require(config, parallel_attn=True)
         grouped = config.new_decoder_architecture or not config.multi_query
         return architecture_from(
             config, key_heads=config.num_kv_heads if grouped else 1, mlp_width=config.ffn_hidden_size,

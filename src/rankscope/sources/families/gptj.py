@@ -18,14 +18,14 @@ class GPTJ(Family):
     embedding_parts: ClassVar = {"words": "wte"}
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm; the base of its angles is fixed."""
+        """Pre-norm with a last norm; the base of its angles is fixed, and so is the length of its table of them."""
         width = config.hidden_size // config.num_attention_heads
         turned = config.rotary_dim or width
         return architecture_from(
             config, mlp_width=config.n_inner or 4 * config.n_embd, activation=config.activation_function,
             mask="causal", norm_place="pre", norm_eps=config.layer_norm_epsilon, final_norm=True, parallel=True,
             positions="rotary", rotary_frequencies=(angles(10000, turned),), rotary_share=turned / width,
-            rotary_pairs="adjacent",
+            rotary_pairs="adjacent", rotary_reach=config.n_positions,
         )  # fmt: skip
 
     def prepare_for_float64(self, model: Any) -> Any:

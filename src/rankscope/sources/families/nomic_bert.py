@@ -13,11 +13,7 @@ class NomicBert(Bert):
     """Nomic BERT (nomic-embed-text): post-norm, without biases outside of norms."""
 
     name, types, stack = "nomic_bert", ("nomic_bert",), "layers"
-    parts: ClassVar = {
-        **Llama.parts,
-        "attention_norm": "post_attention_layernorm",
-        "mlp_norm": "post_mlp_layernorm",
-    }
+    parts: ClassVar = {**Llama.parts, "attention_norm": "post_attention_layernorm", "mlp_norm": "post_mlp_layernorm"}
     embedding_parts: ClassVar = {name: path for name, path in Bert.embedding_parts.items() if name != "positions"}
 
     def architecture(self, config: Any) -> Architecture:

@@ -130,7 +130,7 @@ class TimmViT(PlainViT):
         """True if patches, positions and blocks are where timm has them."""
         blocks = getattr(model, "blocks", None)
         known = hasattr(model, "patch_embed") and hasattr(model, "pos_embed") and bool(blocks)
-        return known and hasattr(getattr(blocks[0], "attn", None), "qkv")  # type: ignore[index]
+        return known and hasattr(blocks[0], "ls1") and hasattr(blocks[0].attn, "qkv")  # type: ignore[index]
 
     def architecture(self, model: Any) -> Architecture:
         """Pre-norm; there is no last norm where it is that of the mean of all tokens."""
