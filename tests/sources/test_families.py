@@ -53,6 +53,7 @@ OUTPUT = {
     "deberta": "attention.output.dense",
     "bloom": "self_attention.dense",
     "deit": "attention.o_proj",
+    "ast": "attention.o_proj",
     "dinov2_with_registers": "attention.o_proj",
     "smollm3": "self_attn.o_proj",
     "gpt_neo": "attn.attention.out_proj",

@@ -184,6 +184,34 @@ class SoundEmbedding:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class SpectrumEmbedding:
+    """Tokens from a mel spectrum of one length: two before its patches, which may overlap, all steps of the lowest
+    bins first (AST)."""
+
+    kernel: Float[Tensor, "width 1 patch patch"]  # Over bins, then over steps
+    bias: Float[Tensor, " width"] | None
+    positions: Float[Tensor, "token width"]
+    first: Float[Tensor, "count width"]
+    stride: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of one spectrum: time steps, mel bins."""
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"SpectrumEmbedding({self.size[0]} steps, {self.size[1]} mel bins)"
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0; silence is sound, and there is no padding."""
+        _check_whole("sound", inputs, padding, self.shape)
+        X = F.conv2d(inputs.to(self.kernel).mT[:, None], self.kernel, self.bias, self.stride).flatten(2).mT
+        X = torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions
+        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class WaveEmbedding:
     """Tokens from samples of sound, of any number: convolutions along time, a linear map, and what a convolution of
     the tokens makes of their neighbours (wav2vec 2.0)."""
@@ -250,7 +278,16 @@ def _refuse_padding(kind: str, padding: Tensor | None) -> None:
 TENSORS = "embedding.safetensors"
 KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, WaveEmbedding, Convolution, NormWeights, Linear)
+    for kind in (
+        TextEmbedding,
+        ImageEmbedding,
+        SoundEmbedding,
+        SpectrumEmbedding,
+        WaveEmbedding,
+        Convolution,
+        NormWeights,
+        Linear,
+    )
 }
 
 

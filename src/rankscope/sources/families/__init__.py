@@ -55,7 +55,7 @@ from rankscope.sources.families.plain_vit import TimmViT, ViTPytorch
 from rankscope.sources.families.qwen3_next import Qwen3Next
 from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import MT5, T5, MT5Decoder, T5Decoder
-from rankscope.sources.families.vit import DeiT, ViT
+from rankscope.sources.families.vit import AST, DeiT, ViT
 from rankscope.sources.families.wav2vec2 import Wav2Vec2
 from rankscope.sources.families.whisper import Whisper, WhisperDecoder
 from rankscope.sources.families.xlnet import XLNet
@@ -69,7 +69,7 @@ FAMILIES: dict[str, Family] = {
         SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
         MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), SmolLM3(),
         Bloom(), M2M100(), M2M100Decoder(), MBart(), MBartDecoder(), Pegasus(), PegasusDecoder(), DeiT(),
-        DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(),
+        DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(), AST(),
     )
 }  # fmt: skip
 MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), TimmViT())}
@@ -77,13 +77,24 @@ MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), T
 
 __all__ = ["FAMILIES", "MODULES", "Family", "family_of", "module_family"]
 RECURRENT = ("mamba", "rwkv", "xlstm")  # How the model types of recurrent models without attention begin or end
-DISENTANGLED = ", whose queries and values have biases outside of their projection (DeBERTa v2 and v3 are mapped)"
 CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids that scale what an expert reads"
-REASONS = dict.fromkeys(("llama4", "llama4_text"), CHUNKED) | {"deberta": DISENTANGLED}
-REASONS |= {
+DELTA = ", most of whose layers are recurrent (a gated delta rule) and have no attention"
+PAGE = ", whose scores add biases by where words stand on a page"
+GEMMA_4 = ", whose layers have heads of two widths, norms of values, and a number each that scales what leaves them"
+REASONS = {
+    **dict.fromkeys(("llama4", "llama4_text"), CHUNKED),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), DELTA),
+    **dict.fromkeys(("gemma4", "gemma4_text"), GEMMA_4),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), ", whose layers pass on several streams of tokens side by side"),
+    **dict.fromkeys(("layoutlmv2", "layoutlmv3"), PAGE),
+    **dict.fromkeys(("beit", "data2vec-vision"), ", whose scores add a bias by distance of each layer's own"),
+    **dict.fromkeys(("longformer", "led"), ", which attends within windows, its global tokens by other projections"),
+    "layoutlm": ", whose tokens begin with where words stand on a page",
     "wavlm": ", whose scores add a bias by distance times a gate of each token",
     **dict.fromkeys(("swin", "swinv2"), ", whose tokens attend within windows that shift, and merge between stages"),
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
+    "vision-encoder-decoder": ", a pair of two models: load takes its `encoder` and its `decoder` if they are mapped",
+    "timm_wrapper": ", a model of timm: load takes its `timm_model` if that is a plain ViT",
 }
 """Why no family maps a model type, where that is one part of it."""
 CLOSE = 0.8  # The likeness, of at most one, from which on a name may be a slip of another
