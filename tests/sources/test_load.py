@@ -345,9 +345,9 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
     ("model_type", "hint"),
     [
         ("falcon_mamba", "recurrent"),
-        ("mbart", "'mbart': watch"),
+        ("fnet", "'fnet': watch"),
         ("llama9", "'llama9': watch"),
-        ("deberta", "biases"),
+        ("layoutlmv3", "page"),
         ("deepseek_v32", "indexer"),
         ("swin", "windows"),
         ("wavlm", "gate"),
@@ -363,8 +363,8 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
 
 @pytest.mark.slow
 def test_a_type_that_is_built_like_a_known_one_names_it(copied: Path) -> None:
-    """ERNIE is a BERT by another name; mBART has BART's blocks and one norm more."""
-    from transformers import ErnieModel, MBartModel
+    """ERNIE is a BERT by another name; Blenderbot has mBART's blocks and one norm less."""
+    from transformers import BlenderbotModel, ErnieModel
 
     configure(copied, model_type="ernie")
     ernie: Any = ErnieModel.from_pretrained(copied)
@@ -372,8 +372,8 @@ def test_a_type_that_is_built_like_a_known_one_names_it(copied: Path) -> None:
         refused("model_type", source, names=("family='bert' or 'roberta' or 'electra'",))
         assert load(source, family="bert").arch.layers == 3
     fields = json.loads(json.dumps(FAMILIES["bart"].tiny_configs()["plain"].to_dict()))
-    config: Any = MBartModel.config_class(**{**fields, "model_type": "mbart"})
-    refused("model_type", MBartModel(config), names=("'mbart': watch",))
+    config: Any = BlenderbotModel.config_class(**{**fields, "model_type": "blenderbot"})
+    refused("model_type", BlenderbotModel(config), names=("'blenderbot': watch",))
 
 
 def test_a_folder_without_a_tokenizer_is_not_read_with_one_that_knows_no_word(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from rankscope.sources.parity_inputs import ParityInputs, beyond, named_lengths,
 TOLERANCE = 1e-9
 """Largest difference, relative to the largest entry of a state; of an attention weight or angle, absolute."""
 LONGEST = 8300  # Most tokens to compare masks on: a mask of that size in float64 takes half a gigabyte
-UNMAPPED = "its config asks for something this family does not map; watch measures it as it is"
+UNMAPPED = "it asks for something that this family does not map; watch measures it as it is"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import Embedding, ImageEmbedding, SpectrumEmbedding
+from rankscope.sources.embedding import Embedding, SpectrumEmbedding
 from rankscope.sources.families.family import Family, architecture_from, image_embedding, layout
 
 
