@@ -363,17 +363,17 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
 
 @pytest.mark.slow
 def test_a_type_that_is_built_like_a_known_one_names_it(copied: Path) -> None:
-    """ERNIE is a BERT by another name; Blenderbot has mBART's blocks and one norm less."""
-    from transformers import BlenderbotModel, ErnieModel
+    """ERNIE is a BERT by another name; RoBERTa with norms before has BERT's parts and one norm more."""
+    from transformers import ErnieModel, RobertaPreLayerNormModel
 
     configure(copied, model_type="ernie")
     ernie: Any = ErnieModel.from_pretrained(copied)
     for source in (copied, ernie):
         refused("model_type", source, names=("family='bert' or 'roberta' or 'electra'",))
         assert load(source, family="bert").arch.layers == 3
-    fields = json.loads(json.dumps(FAMILIES["bart"].tiny_configs()["plain"].to_dict()))
-    config: Any = BlenderbotModel.config_class(**{**fields, "model_type": "blenderbot"})
-    refused("model_type", BlenderbotModel(config), names=("'blenderbot': watch",))
+    fields = json.loads(json.dumps(FAMILIES["bert"].tiny_configs()["encoder"].to_dict()))
+    config: Any = RobertaPreLayerNormModel.config_class(**{**fields, "model_type": "roberta-prelayernorm"})
+    refused("model_type", RobertaPreLayerNormModel(config), names=("'roberta-prelayernorm': watch",))
 
 
 def test_a_folder_without_a_tokenizer_is_not_read_with_one_that_knows_no_word(tmp_path: Path) -> None:
