@@ -65,7 +65,7 @@ class Transformer(nn.Module):
 
     def __init__(self, late: bool, mlp: bool, bias: bool) -> None:
         super().__init__()
-        self.late, self.mlp = late, mlp
+        self.late = late
         if late:
             self.norm = nn.LayerNorm(DIM)
         wrapped = (lambda branch: branch) if late else PreNorm
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            for part in layer if self.mlp else [layer]:  # type: ignore[attr-defined]
+            for part in layer if isinstance(layer, nn.ModuleList) else [layer]:
                 x = part(x) + x
         return self.norm(x) if self.late else x
 

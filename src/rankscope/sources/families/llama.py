@@ -11,10 +11,10 @@ WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose co
 
 
 class Llama(Family):
-    """Llama, Mistral (windows; of Mistral 3 the text model), Qwen 2 (biases) and Qwen 3 (norms on queries and keys)."""
+    """Llama, Mistral and Ministral 3 (windows; of Mistral 3 the text model), Qwen 2 (biases) and Qwen 3 (norms on queries and keys)."""
 
     name = "llama"
-    types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "qwen2", "qwen3")
+    types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "ministral3", "qwen2", "qwen3")
     inside = "language_model"  # of Mistral 3, which sees images too
     stack, final_norm = "layers", "norm"
     parts: ClassVar = layout(
@@ -25,7 +25,11 @@ class Llama(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        return self.gated(config, norm_place="pre", query_norm=config.model_type.startswith("qwen3"))
+        arch = self.gated(config, norm_place="pre", query_norm=config.model_type.startswith("qwen3"))
+        if config.model_type != "ministral3":
+            return arch
+        grows = config.rope_parameters["original_max_position_embeddings"]  # beyond it, queries grow with position
+        return arch.replace(rotary_reach=min(arch.rotary_reach or grows, grows))
 
     def gated(self, config: Any, share: float = 1.0, **fields: Any) -> Architecture:
         """What all of them share; `share` of a head is rotated."""
@@ -40,7 +44,7 @@ class Llama(Family):
         """Some read no window and Mistral's code no kinds of layers, whatever their configs say."""
         if config.model_type in WITHOUT_WINDOWS:
             return "causal"
-        return sliding(config) if config.model_type == "mistral" else masks(config)
+        return sliding(config) if config.model_type in ("mistral", "ministral3") else masks(config)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """With norms on queries and keys, where there are any."""
