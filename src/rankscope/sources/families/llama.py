@@ -11,7 +11,8 @@ WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose co
 
 
 class Llama(Family):
-    """Llama, Mistral and Ministral 3 (windows; of Mistral 3 the text model), Qwen 2 (biases) and Qwen 3 (norms on queries and keys)."""
+    """Llama, Mistral and Ministral 3 (windows; of Mistral 3 the text model), Qwen 2 (biases) and Qwen 3 (norms on
+    queries and keys)."""
 
     name = "llama"
     types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "ministral3", "qwen2", "qwen3")
