@@ -424,3 +424,21 @@ def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Pat
         family = f"{name}_{part}"
         net, own = load(model, family=family), load(getattr(model, f"{part}_model"))
         assert same(net, own) and same(load(tmp_path, family=family), own)
+
+
+def test_a_model_of_texts_and_images_is_loaded_as_its_text_model() -> None:
+    """Mistral 3 goes by a type of its own, Qwen3-VL by that of both."""
+    from transformers import Mistral3Config, Mistral3Model, Qwen3VLConfig, Qwen3VLModel
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
+    pixtral = {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+    images = {"depth": 1, "num_heads": 2, "out_hidden_size": 16, "deepstack_visual_indexes": [0]}
+    mistral, qwen = FAMILIES["llama"].tiny_configs()["mistral"], FAMILIES["qwen2_vl"].tiny_configs()["qwen 3"]
+    torch.manual_seed(0)
+    models: tuple[Any, ...] = (
+        Mistral3Model(Mistral3Config(text_config=mistral.to_dict(), vision_config=sizes | pixtral)),
+        Qwen3VLModel(Qwen3VLConfig(text_config=qwen.to_dict(), vision_config=sizes | images)),
+    )
+    for model, family in zip(models, ("llama", "qwen2_vl"), strict=True):
+        net: Any = load(model)
+        assert net.origin.family == family and same(net, load(model.language_model))
