@@ -110,5 +110,11 @@ def test_models_whose_attention_cannot_be_seen_are_watched_for_their_tokens() ->
 
 
 def _swin() -> Any:
-    sizes = {"image_size": 16, "patch_size": 2, "embed_dim": WIDTH, "depths": [2, 2], "num_heads": [2, 2]}
+    sizes: dict[str, Any] = {
+        "image_size": 16,
+        "patch_size": 2,
+        "embed_dim": WIDTH,
+        "depths": [2, 2],
+        "num_heads": [2, 2],
+    }
     return hf.SwinModel(hf.SwinConfig(**sizes, window_size=4)).double().eval()

@@ -56,7 +56,7 @@ def test_it_is_measured_saved_and_named(tmp_path: Path) -> None:
 def test_what_only_looks_like_one_is_refused() -> None:
     """Another activation, images that are no squares, and a skip that the layout does not tell."""
     model = vit("late")
-    model.transformer.layers[0][1].net[2] = nn.Softplus()  # type: ignore[index, union-attr]
+    model.transformer.layers[0][1].net[2] = nn.Softplus()  # type: ignore[index]
     with raises(SourceError, "activation"):
         load(model)
     model = vit("late")
@@ -64,7 +64,7 @@ def test_what_only_looks_like_one_is_refused() -> None:
     with raises(SourceError, "image_size"):
         load(model)
     model = vit("late")
-    model.to_patch_embedding[0].axes_lengths["p1"] = 2 * PATCH  # type: ignore[index, operator, union-attr]
+    model.to_patch_embedding[0].axes_lengths["p1"] = 2 * PATCH  # type: ignore[index, operator]
     with raises(SourceError, "family"):
         load(model)
     assert not any(family.fits(nn.TransformerEncoderLayer(8, 2)) for family in MODULES.values())

@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture
+from rankscope.nets.norms import NormWeights
 from rankscope.nets.weights import Linear
 from rankscope.sources.embedding import ImageEmbedding
 from rankscope.sources.families.family import Family, Tensors, dense, heads_out, image_embedding, norm, norm_weights
 from rankscope.sources.families.family import read_block as read
+
+OWN = "a family of your own maps it (docs/extending.md)"
 
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
@@ -30,7 +33,7 @@ def activation_of(module: nn.Module) -> str:
         if type(part).__name__ in names:
             return names[type(part).__name__]
     message = f"the activation must be one of GELU, {', '.join(names)}; {type(module).__name__} has another"
-    raise SourceError(f"{message}: watch measures it as it is", subject="activation")
+    raise SourceError(f"{message}: {OWN}", subject="activation")
 
 
 class PlainViT(Family):
@@ -105,14 +108,14 @@ class ViTPytorch(PlainViT):
         patches = len(positions) - len(first)
         if math.isqrt(patches) ** 2 != patches:
             message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
-            raise SourceError(f"{message}: watch measures it as it is", subject="image_size")
-        pixels = lambda weight: weight.unflatten(-1, (*sides, -1)).movedim(-1, -3)  # noqa: E731
+            raise SourceError(f"{message}: {OWN}", subject="image_size")
         norms = of_kind(model.to_patch_embedding, nn.LayerNorm)
         before, after = (norm_weights(part) for part in norms) if norms else (None, None)
         if before is not None:
-            before = type(before)(pixels(before.gain).flatten(), pixels(before.bias).flatten())
+            gain, bias = (_pixels(part, sides).flatten() for part in (before.gain, before.bias))
+            before = NormWeights(gain, bias)
         return ImageEmbedding(
-            pixels(linear.weight.detach()), linear.bias.detach(), positions,
+            _pixels(linear.weight.detach(), sides), linear.bias.detach(), positions,
             tuple(math.isqrt(patches) * side for side in sides), first if len(first) else None, before, after,
         )  # fmt: skip
 
@@ -173,7 +176,12 @@ def _attention(branch: nn.Module) -> Any:
     return next((part for part in branch.modules() if hasattr(part, "to_qkv")), None)
 
 
-def _fused(linear: nn.Linear, arch: Architecture) -> Tensors:
+def _pixels(weight: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Pixels of a patch, `(y x channel)` in the last axis, as axes `[channel, y, x]`."""
+    return weight.reshape(*weight.shape[:-1], *sides, -1).movedim(-1, -3)
+
+
+def _fused(linear: Any, arch: Architecture) -> Tensors:
     """Queries, keys and values of one matrix, in which they lie side by side, each head by head."""
     tensors: Tensors = {}
     for kind, fused in linear.named_parameters():
