@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope import Transformer, load, measure
+from rankscope import Transformer, load, measure, watch
 from rankscope.errors import ParityError, SourceError
 from rankscope.sources.families import MODULES
 from tests.raising import raises
@@ -51,6 +51,20 @@ def test_it_is_measured_saved_and_named(tmp_path: Path) -> None:
         load(model, family="timm_vit")
     with raises(SourceError, "family"):
         net.to_hf()
+
+
+@pytest.mark.parametrize("label", ["late", "early", "simple"])
+@torch.no_grad()
+def test_what_is_watched_is_what_is_measured(label: str) -> None:
+    """Its layers are lists of branches, whose skips are outside of any module."""
+    model, metrics = vit(label), ["mu", "entropy", "head_mu"]
+    with watch(model, metrics) as w:
+        model(images())
+    net = load(model)
+    profile = measure(net, net.encode(images()).X, metrics=metrics, arithmetic="float64")
+    for metric in metrics:
+        ours, theirs = w.profile().curve(metric), profile.curve(metric)
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12, equal_nan=True)
 
 
 def test_what_only_looks_like_one_is_refused() -> None:

@@ -16,8 +16,6 @@ from rankscope.sources.embedding import ImageEmbedding
 from rankscope.sources.families.family import Family, Tensors, dense, heads_out, image_embedding, norm, norm_weights
 from rankscope.sources.families.family import read_block as read
 
-OWN = "a family of your own maps it (docs/extending.md)"
-
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
     """The modules of these kinds inside a module, in its order."""
@@ -33,7 +31,7 @@ def activation_of(module: nn.Module) -> str:
         if type(part).__name__ in names:
             return names[type(part).__name__]
     message = f"the activation must be one of GELU, {', '.join(names)}; {type(module).__name__} has another"
-    raise SourceError(f"{message}: {OWN}", subject="activation")
+    raise SourceError(f"{message}: watch measures it as it is", subject="activation")
 
 
 class PlainViT(Family):
@@ -108,12 +106,11 @@ class ViTPytorch(PlainViT):
         patches = len(positions) - len(first)
         if math.isqrt(patches) ** 2 != patches:
             message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
-            raise SourceError(f"{message}: {OWN}", subject="image_size")
-        norms = of_kind(model.to_patch_embedding, nn.LayerNorm)
-        before, after = (norm_weights(part) for part in norms) if norms else (None, None)
-        if before is not None:
-            gain, bias = (_pixels(part, sides).flatten() for part in (before.gain, before.bias))
-            before = NormWeights(gain, bias)
+            raise SourceError(f"{message}: watch measures it as it is", subject="image_size")
+        before, after = None, None
+        if norms := of_kind(model.to_patch_embedding, nn.LayerNorm):
+            gain, bias = (_pixels(part.detach(), sides).flatten() for part in (norms[0].weight, norms[0].bias))
+            before, after = NormWeights(gain, bias), norm_weights(norms[1])
         return ImageEmbedding(
             _pixels(linear.weight.detach(), sides), linear.bias.detach(), positions,
             tuple(math.isqrt(patches) * side for side in sides), first if len(first) else None, before, after,
