@@ -13,8 +13,16 @@ from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.weights import Linear
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import Family, Tensors, dense, heads_out, image_embedding, norm, norm_weights
-from rankscope.sources.families.family import read_block as read
+from rankscope.sources.families.family import (
+    Family,
+    Tensors,
+    dense,
+    heads_out,
+    image_embedding,
+    norm,
+    norm_weights,
+    read_block,
+)
 
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
@@ -34,20 +42,11 @@ def activation_of(module: nn.Module) -> str:
     raise SourceError(f"{message}: watch measures it as it is", subject="activation")
 
 
-class PlainViT(Family):
-    """What the two have in common: images in, pre-norm blocks."""
-
-    continuous_inputs: ClassVar[bool] = True
-
-    def core(self, model: nn.Module) -> Any:
-        """The whole model."""
-        return model
-
-
-class ViTPytorch(PlainViT):
+class ViTPytorch(Family):
     """`ViT` and `SimpleViT` of vit-pytorch, early and late, on square images; blocks may lack the MLP."""
 
     name, stack, final_norm = "vit_pytorch", "transformer.layers", "transformer.norm"
+    continuous_inputs = True
 
     def fits(self, model: nn.Module) -> bool:
         """True if patches, positions and pairs of attention and MLP are where vit-pytorch has them."""
@@ -117,10 +116,11 @@ class ViTPytorch(PlainViT):
         )  # fmt: skip
 
 
-class TimmViT(PlainViT):
+class TimmViT(Family):
     """timm's `VisionTransformer`: plain pre-norm blocks, scaled or not, with or without class and register tokens."""
 
     name, stack, final_norm = "timm_vit", "blocks", "norm"
+    continuous_inputs = True
     parts: ClassVar = {
         "attention.output": "attn.proj", "attention_norm": "norm1",
         "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2", "mlp_norm": "norm2",
@@ -143,7 +143,7 @@ class TimmViT(PlainViT):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """What a branch adds may be scaled entry by entry: so are its last matrix and bias."""
-        tensors = _fused(block.attn.qkv, arch) | read(block, self.parts, arch)
+        tensors = _fused(block.attn.qkv, arch) | read_block(block, self.parts, arch)
         for last, scale in (("attention.output", block.ls1), ("mlp.down", block.ls2)):
             if hasattr(scale, "gamma"):
                 tensors |= {name: part * scale.gamma for name, part in tensors.items() if name.startswith(last)}
