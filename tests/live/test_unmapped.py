@@ -51,6 +51,7 @@ UNMAPPED: dict[str, tuple[Callable[..., Any], str]] = {
         ),
         "page",
     ),
+    "convbert": (tiny(hf.ConvBertModel, embedding_size=WIDTH), "convolutions"),
     "beit": (
         tiny(hf.BeitModel, vocab_size=None, image_size=16, patch_size=4, use_relative_position_bias=True),
         "each layer's own",
@@ -96,8 +97,9 @@ def test_models_whose_attention_cannot_be_seen_are_watched_for_their_tokens() ->
     torch.manual_seed(0)
     wavlm = tiny(hf.WavLMModel, **sound, **places)().double().eval()
     longformer = tiny(hf.LongformerModel, attention_window=4)().double().eval()
-    waves = torch.randn(2, 200, dtype=torch.float64)
-    for model, inputs, reason in ((wavlm, {"input_values": waves}, "gate"), (longformer, IDS, "windows")):
+    fnet = tiny(hf.FNetModel, num_attention_heads=None)().double().eval()
+    waves = {"input_values": torch.randn(2, 200, dtype=torch.float64)}
+    for model, inputs, reason in ((wavlm, waves, "gate"), (longformer, IDS, "windows"), (fnet, IDS, "Fourier")):
         with pytest.raises(SourceError, match=reason):
             rankscope.load(model)
         w = seen(model, "mu", **inputs)

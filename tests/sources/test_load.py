@@ -345,7 +345,8 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
     ("model_type", "hint"),
     [
         ("falcon_mamba", "recurrent"),
-        ("fnet", "'fnet': watch"),
+        ("funnel", "'funnel': watch"),
+        ("fnet", "Fourier"),
         ("llama9", "'llama9': watch"),
         ("layoutlmv3", "page"),
         ("deepseek_v32", "indexer"),

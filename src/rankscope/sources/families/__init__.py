@@ -89,6 +89,8 @@ REASONS = {
     **dict.fromkeys(("layoutlmv2", "layoutlmv3"), PAGE),
     **dict.fromkeys(("beit", "data2vec-vision"), ", whose scores add a bias by distance of each layer's own"),
     **dict.fromkeys(("longformer", "led"), ", which attends within windows, its global tokens by other projections"),
+    "convbert": ", half of whose heads are convolutions that each token makes for itself",
+    "fnet": ", which mixes tokens by Fourier transforms instead of attention",
     "layoutlm": ", whose tokens begin with where words stand on a page",
     "wavlm": ", whose scores add a bias by distance times a gate of each token",
     **dict.fromkeys(("swin", "swinv2"), ", whose tokens attend within windows that shift, and merge between stages"),
