@@ -16,6 +16,7 @@ from tests.live import reference
 from tests.live.families import FAMILIES, GPT2, HEADS, LAYERS, WIDTH, WORDS, checks, seen, tiny
 from tests.live.gpt import GPT, words
 from tests.raising import raises
+from tests.timm import timm
 
 IDS = words()
 REAL = torch.ones(2, 6, dtype=torch.bool)
@@ -119,10 +120,10 @@ class TestXTransformers:
 
 class TestTimm:
     def test_vision_transformer(self) -> None:
-        timm = pytest.importorskip("timm")
+        library = timm()
         torch.manual_seed(0)
         sizes = {"img_size": 16, "patch_size": 4, "embed_dim": WIDTH, "depth": LAYERS, "num_heads": HEADS}
-        model = timm.models.vision_transformer.VisionTransformer(**sizes).double().eval()
+        model = library.models.vision_transformer.VisionTransformer(**sizes).double().eval()
         X = torch.randn(2, 3, 16, 16, dtype=torch.float64)
         with torch.no_grad():
             plain = model(X)
@@ -142,9 +143,9 @@ class TestTimm:
             torch.testing.assert_close(profile.curve("head_mu")[:, layer], torch.stack(added, 1))
 
     def test_swin_has_its_tokens_in_rows_and_columns_and_attends_in_windows(self) -> None:
-        timm = pytest.importorskip("timm")
+        library = timm()
         sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
-        model = timm.models.swin_transformer.SwinTransformer(**sizes, window_size=4).eval()
+        model = library.models.swin_transformer.SwinTransformer(**sizes, window_size=4).eval()
         X = torch.randn(2, 3, 32, 32)
         with raises(WatchError, subject="blocks"):
             seen(model, "mu", X)

@@ -41,16 +41,21 @@ ROPE += tuple({"sliding_attention": ROPE[0], "full_attention": each} for each in
 VALUES: dict[str, tuple[Any, ...]] = {
     # sizes
     **dict.fromkeys(("hidden_size", "dim", "d_model", "n_embd"), (32,)),
-    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_inner", "ffn_dim", "d_ff", "n_inner"), (20,)),
+    **dict.fromkeys(
+        ("intermediate_size", "hidden_dim", "d_inner", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size"), (20,)
+    ),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), (28,)),
     **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "num_layers"), (1, 2)),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), (1, 2)),
     **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "num_heads"), (2, 8)),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), (1, 8)),
-    "num_mel_bins": (3,),
+    "num_mel_bins": (3, 12),
+    "max_length": (9,),
+    **dict.fromkeys(("frequency_stride", "time_stride"), (1, 4)),
     "max_source_positions": (14,),
     **dict.fromkeys(("head_dim", "d_head", "d_kv"), (6, 16)),
-    "num_key_value_heads": (1, 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), (1, 4)),
+    "multi_query": (True, False),
     "kv_lora_rank": (8, 1),
     "q_lora_rank": (4, None, 1),
     "qk_rope_head_dim": (2, 6),
@@ -108,6 +113,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("rotary", "absolute"),
     "rope_theta": (300.0,),
     "rope_parameters": ROPE,
+    "rotary_dim": (8, 2),
+    "no_rope_layers": ([0, 0, 1],),
+    "no_rope_layer_interval": (3,),
+    "alibi": (True,),
     "relative_attention_num_buckets": (12,),
     "relative_attention_max_distance": (30,),
     "clamp_len": (3,),
@@ -118,7 +127,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "bi_data": (True,),
     "same_length": (True,),
     "sliding_window": (None, 1, 6),
-    "local_attention": (2, 8),
+    **dict.fromkeys(("local_attention", "window_size"), (2, 8)),
+    "attention_types": ([[["global"], 3]],),
     "use_sliding_window": (True, False),
     "max_window_layers": (0, 2),
     "layer_types": (
@@ -135,12 +145,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "feed_forward_proj": ("silu", "gated-gelu", "gated-relu"),
     **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps"), (0.03,)),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "qkv_bias", "enable_bias"), (True, False)),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "qkv_bias", "enable_bias", "bias"), (True, False)),
     **dict.fromkeys(("query_bias", "key_bias", "value_bias", "proj_bias", "conv_bias"), (True, False)),
     "layer_norm_elementwise_affine": (False,),
     "_remove_final_layer_norm": (True,),
     "do_layer_norm_before": (False,),
-    "use_parallel_residual": (True, False),
+    **dict.fromkeys(("use_parallel_residual", "parallel_attn", "new_decoder_architecture"), (True, False)),
+    "num_ln_in_parallel_attn": (1, 2),
+    "apply_residual_connection_post_layernorm": (True,),
     "use_swiglu_ffn": (True,),
     "scale_embedding": (True, False),
     "emb_layer_norm_before": (True, False),
@@ -157,6 +169,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (3,),
     "attn_logit_softcapping": (None, 0.4, 20.0),
     "pretraining_tp": (2,),
+    "slow_but_exact": (True,),
     "chunk_size_feed_forward": (1,),
     "is_encoder_decoder": (True,),
     # what is remembered of earlier calls
@@ -174,7 +187,7 @@ INERT = {
         "encoder_layerdrop", "decoder_layerdrop", "activation_dropout", "apply_spec_augment",
         "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
         "mask_feature_length", "mask_feature_min_masks", "feat_proj_dropout", "feat_quantizer_dropout",
-        "final_dropout", "pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale",
+        "final_dropout", "embed_dropout", "resid_dropout", "pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale",
     ),
     "when weights are drawn": (
         "initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor",
@@ -229,6 +242,8 @@ REFUSED = {
     "qk_layernorm": "LayerNorms of queries and keys",
     "conv_pos_batch_norm": "a batch norm before positions",
     "adapter_attn_dim": "adapters in blocks",
+    "alibi": "Falcon's biases by distance, which are divided as its scores are",
+    "apply_residual_connection_post_layernorm": "a skip from behind a norm",
     "swiglu_alpha": "gates of another slope than quick_gelu's",
 }
 """Fields that may be refused, beside values that no network here has."""
@@ -241,7 +256,8 @@ def fields(config: Any) -> dict[str, Any]:
 
 
 FOLLOWING = {
-    "num_hidden_layers": ("layer_types",),
+    "num_hidden_layers": ("layer_types", "no_rope_layers"),
+    "no_rope_layer_interval": ("layer_types", "no_rope_layers"),
     "use_sliding_window": ("layer_types",),
     "max_window_layers": ("layer_types",),
     "hidden_size": ("pooler_output_size", "projection_size", "head_dim"),

@@ -16,7 +16,7 @@ import transformers
 from rankscope.errors import SourceError
 from rankscope.sources import FAMILIES, Family, load
 from rankscope.sources.checkpoint import quiet
-from rankscope.sources.families import family_of
+from rankscope.sources.families import MODULES, family_of
 from rankscope.sources.families.family import ACTIVATIONS
 from rankscope.sources.families.rotary import SCHEMES
 from rankscope.sources.load import built, survey
@@ -36,7 +36,7 @@ def page(measured: Measured) -> str:
         torch=torch.__version__.split("+")[0], tolerance=TOLERANCE,
     )]  # fmt: skip
     parts += [_section(family, measured) for family in FAMILIES.values()]
-    parts += [_common(), _unknown()]
+    parts += [_modules(), _common(), _unknown()]
     return "\n".join(parts)
 
 
@@ -104,6 +104,11 @@ def tried(family: Family) -> dict[tuple[str, str], str]:
                     else:
                         found.setdefault((field, repr(value)), "")
     return found
+
+
+def _modules() -> str:
+    lines = ["## Plain modules", "", "ViTs without a config, which `load(model)` knows by how they are laid out:", ""]
+    return "\n".join([*lines, *(f"- `{family.name}`: {first_sentence(family)}" for family in MODULES.values()), ""])
 
 
 def _common() -> str:

@@ -12,7 +12,7 @@ import torch
 from rankscope.errors import RankscopeError
 from rankscope.sources import load
 from rankscope.sources.checkpoint import quiet
-from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.families import FAMILIES, MODULES, Family
 from rankscope.sources.load import built
 from rankscope.sources.parity import lifted
 from rankscope.sources.parity_inputs import ParityInputs, relative
@@ -123,7 +123,7 @@ def test_inert_fields_change_nothing(name: str, label: str) -> None:
     for field in (field for group in INERT.values() for field in group if field in own):
         value = other(own[field])
         if value is None or (
-            field == "pad_token_id" and name in ("roberta", "mpnet")
+            field == "pad_token_id" and name in ("roberta", "mpnet", "m2m_100", "m2m_100_decoder")
         ):  # they count positions from there
             continue
         model = built(family, copy.deepcopy(config), seed=7)
@@ -143,4 +143,4 @@ def test_the_page_of_families_is_what_the_code_says() -> None:
     """But for what is measured; `make families` writes it again."""
     assert page.masked(page.PAGE.read_text(encoding="utf-8")) == page.masked(page.page({}))
     overview = (page.PAGE.parent / "models.md").read_text(encoding="utf-8")
-    assert [name for name in FAMILIES if f"`{name}`" not in overview] == []
+    assert [name for name in (*FAMILIES, *MODULES) if f"`{name}`" not in overview] == []

@@ -345,9 +345,10 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
     ("model_type", "hint"),
     [
         ("falcon_mamba", "recurrent"),
-        ("mbart", "'mbart': watch"),
+        ("funnel", "'funnel': watch"),
+        ("fnet", "Fourier"),
         ("llama9", "'llama9': watch"),
-        ("deberta", "biases"),
+        ("layoutlmv3", "page"),
         ("deepseek_v32", "indexer"),
         ("swin", "windows"),
         ("wavlm", "gate"),
@@ -363,17 +364,17 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
 
 @pytest.mark.slow
 def test_a_type_that_is_built_like_a_known_one_names_it(copied: Path) -> None:
-    """ERNIE is a BERT by another name; mBART has BART's blocks and one norm more."""
-    from transformers import ErnieModel, MBartModel
+    """ERNIE is a BERT by another name; RoBERTa with norms before has BERT's parts and one norm more."""
+    from transformers import ErnieModel, RobertaPreLayerNormModel
 
     configure(copied, model_type="ernie")
     ernie: Any = ErnieModel.from_pretrained(copied)
     for source in (copied, ernie):
         refused("model_type", source, names=("family='bert' or 'roberta' or 'electra'",))
         assert load(source, family="bert").arch.layers == 3
-    fields = json.loads(json.dumps(FAMILIES["bart"].tiny_configs()["plain"].to_dict()))
-    config: Any = MBartModel.config_class(**{**fields, "model_type": "mbart"})
-    refused("model_type", MBartModel(config), names=("'mbart': watch",))
+    fields = json.loads(json.dumps(FAMILIES["bert"].tiny_configs()["encoder"].to_dict()))
+    config: Any = RobertaPreLayerNormModel.config_class(**{**fields, "model_type": "roberta-prelayernorm"})
+    refused("model_type", RobertaPreLayerNormModel(config), names=("'roberta-prelayernorm': watch",))
 
 
 def test_a_folder_without_a_tokenizer_is_not_read_with_one_that_knows_no_word(tmp_path: Path) -> None:
@@ -424,3 +425,21 @@ def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Pat
         family = f"{name}_{part}"
         net, own = load(model, family=family), load(getattr(model, f"{part}_model"))
         assert same(net, own) and same(load(tmp_path, family=family), own)
+
+
+def test_a_model_of_texts_and_images_is_loaded_as_its_text_model() -> None:
+    """Mistral 3 goes by a type of its own, Qwen3-VL by that of both."""
+    from transformers import Mistral3Config, Mistral3Model, Qwen3VLConfig, Qwen3VLModel
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
+    pixtral = {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+    images = {"depth": 1, "num_heads": 2, "out_hidden_size": 16, "deepstack_visual_indexes": [0]}
+    mistral, qwen = FAMILIES["llama"].tiny_configs()["mistral"], FAMILIES["qwen2_vl"].tiny_configs()["qwen 3"]
+    torch.manual_seed(0)
+    models: tuple[Any, ...] = (
+        Mistral3Model(Mistral3Config(text_config=mistral.to_dict(), vision_config=sizes | pixtral)),
+        Qwen3VLModel(Qwen3VLConfig(text_config=qwen.to_dict(), vision_config=sizes | images)),
+    )
+    for model, family in zip(models, ("llama", "qwen2_vl"), strict=True):
+        net: Any = load(model)
+        assert net.origin.family == family and same(net, load(model.language_model))

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.live.attention import WatchedBlocks
@@ -102,9 +103,19 @@ def parts_of(block: nn.Module) -> list[nn.Module]:
     return [part for inner in block if inner is not None for part in parts_of(inner)]
 
 
+@torch.no_grad()
+def is_sum(x: Any, a: Any, b: Any) -> bool:
+    """True if x is another tensor than b, and a + b to the bit."""
+    alike = all(isinstance(y, Tensor) and y.shape == x.shape for y in (a, b)) if isinstance(x, Tensor) else False
+    return alike and x is not b and torch.equal(x, a + b)
+
+
 class ListedParts:
     """Makes blocks of lists of parts that are called one by one. A block begins when any of its parts is called, and
-    ends when a part of another is, or the module that holds the blocks returns; its output is that of its last part."""
+    ends when a part of another is, or the module that holds the blocks returns; its output is that of its last part.
+
+    Where the parts are branches, and what each takes is added to what it gives outside of them (vit-pytorch), so is
+    what the last one took."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -114,6 +125,8 @@ class ListedParts:
         self.block: nn.Module | None = None  # the block that runs
         self.called: set[nn.Module] = set()  # its parts that were called so far
         self.output: Any = None  # what the last of these returned
+        self.taken: Any = None  # what it took
+        self.branches = False  # True if what a part took and returned was added up for the next
 
     def part_called(self, block: nn.Module, part: nn.Module, args: Any, kwargs: Any) -> None:
         """A part of a block is called: a new block begins where it is another's, or was called before."""
@@ -121,7 +134,10 @@ class ListedParts:
             self.end_block()
             self.block = block
             self.recorder.enter_block(block, args, kwargs)
+        elif not self.branches:
+            self.branches = bool(args) and is_sum(args[0], self.taken, self.output)
         self.called.add(part)
+        self.taken = args[0] if args else None
 
     def part_returned(self, part: nn.Module, output: Any, failed: bool) -> None:
         """A part has returned; if it failed, so did its block."""
@@ -133,5 +149,7 @@ class ListedParts:
         """No more parts of the running block come: report that it was left."""
         if self.block is not None:
             block, output = self.block, self.output
+            if self.branches and isinstance(output, Tensor):
+                output = output.detach() + self.taken.detach()
             self._forget()
             self.recorder.leave_block(block, output, failed)

@@ -46,7 +46,7 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
 
 def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
     """The architecture with those biases that the weights have."""
-    places = {"mlp": ("mlp.up",), "norm": ("mlp_norm", "mlp_after")}
+    places = {"mlp": ("mlp.up",), "norm": ("attention_norm", "mlp_norm", "mlp_after")}
     names = {part: places.get(part, (f"attention.{part}", f"attention.{part}_latent")) for part in BIASES}
     biases = [part for part in BIASES if any(f"layers.0.{name}.bias" in tensors for name in names[part])]
     return arch.replace(biases=tuple(biases))

@@ -1,7 +1,8 @@
 """Layer 0: what a model does to token ids, or to an image, before its first block.
 
     text    x_i = norm((words[id_i] * scale) A + positions[i] + segment) B
-    image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i],   through a norm (CLIP)
+    image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i],   through a norm (CLIP);
+            vit-pytorch has norms before and after K
     sound   x_i = gelu(gelu(spectrum * K_1) * K_2)_i + positions[i],   * a convolution along time
     wave    x_i = norm(y_i + gelu(y * K)_i),   y = norm(convolutions of the samples) A
 
@@ -29,7 +30,7 @@ from rankscope.shapes import Bool, Float
 
 UNMASKED = 1 - 0.15 * 0.8  # The share of tokens that ESM was trained on without a mask
 TYPICAL = 24  # Tokens of sound of no fixed length, where an example is needed
-CONVOLUTION_EPS = 1e-5  # Of the norms of convolutions of sound, whatever that of tokens is
+CONVOLUTION_EPS = 1e-5  # Of the norms of convolutions of sound and of patches, whatever that of tokens is
 
 
 @runtime_checkable
@@ -111,6 +112,8 @@ class ImageEmbedding:
     positions: Float[Tensor, "token width"] | None
     size: tuple[int, int]
     first: Float[Tensor, "*count width"] | None = None  # The class token, or `[count, width]` with others after it
+    patch_norm: NormWeights | None = None  # Of the pixels of a patch, channel by channel, before the kernel
+    mapped_norm: NormWeights | None = None  # Of what the kernel makes of a patch, before positions
     norm: NormWeights | None = None
     norm_eps: float = 1e-12
 
@@ -126,8 +129,14 @@ class ImageEmbedding:
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; images have no padding."""
         _check_whole("images", inputs, padding, self.shape)
-        patches = F.conv2d(inputs.to(self.kernel), self.kernel, self.bias, stride=self.kernel.shape[2:])
-        X = patches.flatten(2).mT  # [batch, patch, width]
+        images, sides = inputs.to(self.kernel), self.kernel.shape[2:]
+        if self.patch_norm is None:
+            X = F.conv2d(images, self.kernel, self.bias, stride=sides).flatten(2).mT  # [batch, patch, width]
+        else:
+            pixels = F.unfold(images, sides, stride=sides).mT
+            pixels = normalise(pixels, "layer", self.patch_norm, CONVOLUTION_EPS)
+            X = affine(pixels, Linear(self.kernel.flatten(1).T, self.bias))
+        X = X if self.mapped_norm is None else normalise(X, "layer", self.mapped_norm, CONVOLUTION_EPS)
         if self.first is not None:
             X = torch.cat([self.first.reshape(-1, X.shape[2]).expand(len(X), -1, -1), X], 1)
         X = X if self.positions is None else X + self.positions
@@ -171,6 +180,34 @@ class SoundEmbedding:
         """Tokens of layer 0; silence is sound, and there is no padding."""
         _check_whole("sound", inputs, padding, self.shape)
         X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
+        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SpectrumEmbedding:
+    """Tokens from a mel spectrum of one length: two before its patches, which may overlap, all steps of the lowest
+    bins first (AST)."""
+
+    kernel: Float[Tensor, "width 1 patch patch"]  # Over bins, then over steps
+    bias: Float[Tensor, " width"] | None
+    positions: Float[Tensor, "token width"]
+    first: Float[Tensor, "count width"]
+    stride: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of one spectrum: time steps, mel bins."""
+        return self.size
+
+    def __repr__(self) -> str:
+        return f"SpectrumEmbedding({self.size[0]} steps, {self.size[1]} mel bins)"
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0; silence is sound, and there is no padding."""
+        _check_whole("sound", inputs, padding, self.shape)
+        X = F.conv2d(inputs.to(self.kernel).mT[:, None], self.kernel, self.bias, self.stride).flatten(2).mT
+        X = torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
 
 
@@ -241,7 +278,16 @@ def _refuse_padding(kind: str, padding: Tensor | None) -> None:
 TENSORS = "embedding.safetensors"
 KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, WaveEmbedding, Convolution, NormWeights, Linear)
+    for kind in (
+        TextEmbedding,
+        ImageEmbedding,
+        SoundEmbedding,
+        SpectrumEmbedding,
+        WaveEmbedding,
+        Convolution,
+        NormWeights,
+        Linear,
+    )
 }
 
 

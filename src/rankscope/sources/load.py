@@ -26,7 +26,7 @@ from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_
 from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
-from rankscope.sources.families import FAMILIES, Family, family_of
+from rankscope.sources.families import FAMILIES, Family, family_of, module_family
 from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.fresh import PRESETS, RandomOrigin, fresh, untrained
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
@@ -201,9 +201,12 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     """A checkpoint of a model in memory: a copy in float64, so that the user's model is never changed."""
     model = unwrapped(model)
     config = getattr(model, "config", None)
+    if not isinstance(family, Family) and not hasattr(config, "model_type"):
+        family = module_family(model, family) or family
     own_family = isinstance(family, Family)  # says itself how to read the model, whatever that is
-    if not own_family and (config is None or not hasattr(config, "model_type")):
-        message = f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures it as it"
+    if not own_family and not hasattr(config, "model_type"):
+        message = "load takes a model of transformers, or a ViT of vit-pytorch or timm"
+        message += f"; a {type(model).__name__} has no config: watch measures it as it"
         raise SourceError(f"{message} is, and a family of your own maps it (docs/extending.md)", subject="source")
     from transformers import PreTrainedModel
 
@@ -249,7 +252,8 @@ def built_as(family: Family, name: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if "allocate" in str(error):  # too little memory says nothing of the model
             raise
-        reason = f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)})"
+        whose = "transformers' own " if family.types else ""
+        reason = f"{name} must be built like {whose}{family.name}; it is not ({first_line(error)})"
         raise SourceError(f"{reason}: watch measures it as it is", subject="family") from error
 
 

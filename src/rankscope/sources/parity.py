@@ -36,7 +36,7 @@ from rankscope.sources.parity_inputs import ParityInputs, beyond, named_lengths,
 TOLERANCE = 1e-9
 """Largest difference, relative to the largest entry of a state; of an attention weight or angle, absolute."""
 LONGEST = 8300  # Most tokens to compare masks on: a mask of that size in float64 takes half a gigabyte
-UNMAPPED = "its config asks for something this family does not map; watch measures it as it is"
+UNMAPPED = "it asks for something that this family does not map; watch measures it as it is"
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,7 @@ def original(family: Family, core: Any, arguments: Mapping[str, Any], attention:
         wrapped.append(isinstance(output, tuple))
         states.append(output[0] if wrapped[-1] else output)
 
-    handles = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
-    handles += [block.register_forward_hook(after) for block in dict.fromkeys(blocks)]
+    handles = [handle for block in dict.fromkeys(blocks) for handle in family.attach(block, before, after)]
     last: list[Tensor] = []
     if family.final_norm and not is_of_transformers(core):
         norm = attrgetter(family.final_norm)(core)

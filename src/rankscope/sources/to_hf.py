@@ -101,10 +101,11 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
     for parameter in parameters:
         parameter.requires_grad_(True)
     tensors = family.tensors(core, arch)
-    outputs = [tensors[name] for name in state]
+    made = [name for name in state if tensors[name].requires_grad]  # not terms that a config leaves out, zero for all
+    outputs = [tensors[name] for name in made]
 
     def transposed(values: Mapping[str, Tensor]) -> list[Tensor | None]:
-        moved = [values[name] - at_zero[name] for name in state]
+        moved = [values[name] - at_zero[name] for name in made]
         return list(torch.autograd.grad(outputs, parameters, moved, retain_graph=True, allow_unused=True))
 
     moved, square = transposed(state), transposed(at_one)

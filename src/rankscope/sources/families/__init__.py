@@ -7,35 +7,55 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
+from torch import nn
+
 from rankscope.errors import SourceError, one_of
 from rankscope.sources.families.albert import Albert
-from rankscope.sources.families.bart import Bart, BartDecoder, Marian, MarianDecoder
+from rankscope.sources.families.bart import (
+    M2M100,
+    Bart,
+    BartDecoder,
+    M2M100Decoder,
+    Marian,
+    MarianDecoder,
+    MBart,
+    MBartDecoder,
+    Pegasus,
+    PegasusDecoder,
+)
 from rankscope.sources.families.bert import Bert
+from rankscope.sources.families.bloom import Bloom
 from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
+from rankscope.sources.families.deberta import Deberta
 from rankscope.sources.families.deberta_v2 import DebertaV2
 from rankscope.sources.families.deepseek import DeepSeek
-from rankscope.sources.families.dinov2 import DinoV2
+from rankscope.sources.families.dinov2 import DinoV2, DinoV2Registers
 from rankscope.sources.families.dinov3 import DinoV3
 from rankscope.sources.families.distilbert import DistilBert
 from rankscope.sources.families.electra import Electra
 from rankscope.sources.families.esm import Esm
+from rankscope.sources.families.falcon import Falcon
 from rankscope.sources.families.family import Family, config_of
 from rankscope.sources.families.gemma import Gemma, Gemma2, Gemma3
 from rankscope.sources.families.gpt2 import GPT2
+from rankscope.sources.families.gpt_neo import GPTNeo
 from rankscope.sources.families.gpt_neox import GPTNeoX
 from rankscope.sources.families.gpt_oss import GptOss
-from rankscope.sources.families.llama import Llama, Qwen2VL
+from rankscope.sources.families.gptj import GPTJ
+from rankscope.sources.families.llama import Llama, Qwen2VL, SmolLM3
 from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.mpnet import MPNet
+from rankscope.sources.families.nomic_bert import NomicBert
 from rankscope.sources.families.olmo2 import OLMo2
 from rankscope.sources.families.opt import OPT
 from rankscope.sources.families.phi import Phi
 from rankscope.sources.families.phi3 import Phi3
+from rankscope.sources.families.plain_vit import TimmViT, ViTPytorch
 from rankscope.sources.families.qwen3_next import Qwen3Next
 from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import MT5, T5, MT5Decoder, T5Decoder
-from rankscope.sources.families.vit import ViT
+from rankscope.sources.families.vit import AST, DeiT, ViT
 from rankscope.sources.families.wav2vec2 import Wav2Vec2
 from rankscope.sources.families.whisper import Whisper, WhisperDecoder
 from rankscope.sources.families.xlnet import XLNet
@@ -47,19 +67,36 @@ FAMILIES: dict[str, Family] = {
         Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
         Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
         SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
-        MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(),
+        MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), SmolLM3(),
+        Bloom(), M2M100(), M2M100Decoder(), MBart(), MBartDecoder(), Pegasus(), PegasusDecoder(), DeiT(),
+        DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(), AST(),
     )
 }  # fmt: skip
+MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), TimmViT())}
+"""Families of plain modules, without a config."""
 
-__all__ = ["FAMILIES", "Family", "family_of"]
+__all__ = ["FAMILIES", "MODULES", "Family", "family_of", "module_family"]
 RECURRENT = ("mamba", "rwkv", "xlstm")  # How the model types of recurrent models without attention begin or end
-DISENTANGLED = ", whose queries and values have biases outside of their projection (DeBERTa v2 and v3 are mapped)"
 CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids that scale what an expert reads"
-REASONS = dict.fromkeys(("llama4", "llama4_text"), CHUNKED) | {"deberta": DISENTANGLED}
-REASONS |= {
+DELTA = ", most of whose layers are recurrent (a gated delta rule) and have no attention"
+PAGE = ", whose scores add biases by where words stand on a page"
+GEMMA_4 = ", whose layers have heads of two widths, norms of values, and a number each that scales what leaves them"
+REASONS = {
+    **dict.fromkeys(("llama4", "llama4_text"), CHUNKED),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), DELTA),
+    **dict.fromkeys(("gemma4", "gemma4_text"), GEMMA_4),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), ", whose layers pass on several streams of tokens side by side"),
+    **dict.fromkeys(("layoutlmv2", "layoutlmv3"), PAGE),
+    **dict.fromkeys(("beit", "data2vec-vision"), ", whose scores add a bias by distance of each layer's own"),
+    **dict.fromkeys(("longformer", "led"), ", which attends within windows, its global tokens by other projections"),
+    "convbert": ", half of whose heads are convolutions that each token makes for itself",
+    "fnet": ", which mixes tokens by Fourier transforms instead of attention",
+    "layoutlm": ", whose tokens begin with where words stand on a page",
     "wavlm": ", whose scores add a bias by distance times a gate of each token",
     **dict.fromkeys(("swin", "swinv2"), ", whose tokens attend within windows that shift, and merge between stages"),
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
+    "vision-encoder-decoder": ", a pair of two models: load takes its `encoder` and its `decoder` if they are mapped",
+    "timm_wrapper": ", a model of timm: load takes its `timm_model` if that is a plain ViT",
 }
 """Why no family maps a model type, where that is one part of it."""
 CLOSE = 0.8  # The likeness, of at most one, from which on a name may be a slip of another
@@ -84,6 +121,12 @@ def family_of(
         message = f"family {requested!r} must map the model type; the config says {model_type!r}: leave family out"
         raise SourceError(message, subject="family")
     return FAMILIES[requested]
+
+
+def module_family(model: nn.Module, requested: str | None = None) -> Family | None:
+    """The family of a plain module, by how it is laid out, or the one of the name `requested` if it fits."""
+    fitting = [family for family in MODULES.values() if requested in (None, family.name)]
+    return next((family for family in fitting if family.fits(model)), None)
 
 
 def same_layout(model: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""BART and Marian: an encoder, and a decoder that attends to its output."""
+"""BART and its kin: an encoder, and a decoder that attends to its output."""
 
 from typing import Any, ClassVar
 
@@ -76,4 +76,60 @@ class MarianDecoder(Marian):
     """Marian's decoder: causal, with cross-attention."""
 
     name, side, inside = "marian_decoder", "decoder", "decoder"
+    parts = BartDecoder.parts
+
+
+class MBart(Bart):
+    """mBART's encoder: BART's, pre-norm."""
+
+    name, types = "mbart", ("mbart",)
+    final_norm = "layer_norm"
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm, and the eps of torch's LayerNorm."""
+        return super().architecture(config).replace(norm_place="pre", final_norm=True)
+
+
+class MBartDecoder(MBart):
+    """mBART's decoder: causal, with cross-attention."""
+
+    name, side, inside = "mbart_decoder", "decoder", "decoder"
+    parts = BartDecoder.parts
+
+
+class Pegasus(MBart):
+    """PEGASUS's encoder: pre-norm, sinusoidal positions."""
+
+    name, types, computed = "pegasus", ("pegasus",), Marian.computed
+    embedding_parts = Marian.embedding_parts
+    embedding, first_position = Marian.embedding, Marian.first_position
+
+
+class PegasusDecoder(Pegasus):
+    """PEGASUS's decoder: causal, with cross-attention."""
+
+    name, side, inside = "pegasus_decoder", "decoder", "decoder"
+    parts = BartDecoder.parts
+
+
+class M2M100(MBart):
+    """The encoder of M2M-100 and NLLB: pre-norm, sinusoidal positions that count tokens alone."""
+
+    name, types = "m2m_100", ("m2m_100",)
+    embedding_parts: ClassVar = {"words": "embed_tokens"}
+
+    def embedding(self, model: Any) -> Embedding:
+        """Words may be scaled; rows of the table up to the padding id are not used."""
+        positions = model.embed_positions.weights[model.padding_idx + 1 :]
+        return self.text(model, scale=model.embed_tokens.embed_scale, positions=positions)
+
+    def first_position(self, model: Any) -> int:
+        """Positions start after the padding id."""
+        return int(model.padding_idx) + 1
+
+
+class M2M100Decoder(M2M100):
+    """The decoder of M2M-100 and NLLB: causal, with cross-attention."""
+
+    name, side, inside = "m2m_100_decoder", "decoder", "decoder"
     parts = BartDecoder.parts

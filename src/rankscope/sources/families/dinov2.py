@@ -2,8 +2,11 @@
 
 from typing import Any, ClassVar
 
+import torch
+
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Tensors, architecture_from, read_block
+from rankscope.sources.embedding import ImageEmbedding
+from rankscope.sources.families.family import Tensors, architecture_from, image_embedding, read_block
 from rankscope.sources.families.vit import ViT
 
 GATED = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
@@ -35,3 +38,17 @@ class DinoV2(ViT):
         for last, scale in (("attention.output", block.layer_scale1), ("mlp.down", block.layer_scale2)):
             tensors |= {name: part * scale.lambda1 for name, part in tensors.items() if name.startswith(last)}
         return tensors
+
+
+class DinoV2Registers(DinoV2):
+    """DINOv2 with register tokens, which have no positions, after the class token."""
+
+    name, types = "dinov2_with_registers", ("dinov2_with_registers",)
+
+    def embedding(self, model: Any) -> ImageEmbedding:
+        """Patches and a class token with positions, and registers without."""
+        parts, patches = model.embeddings, model.embeddings.patch_embeddings
+        registers, places = parts.register_tokens[0], parts.position_embeddings[0]
+        tokens = torch.cat([parts.cls_token[0], registers]).detach()
+        positions = torch.cat([places[:1], torch.zeros_like(registers), places[1:]])
+        return image_embedding(patches.projection, positions, patches.image_size, first=tokens)

@@ -19,7 +19,7 @@ load checks it, and `rankscope models` and the tests check each of the small con
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from inspect import signature
@@ -134,6 +134,14 @@ class Family(ABC):
         model(arguments[first], **{name: arguments[name] for name in rest if name in parameters})
         return None, []
 
+    def fits(self, model: nn.Module) -> bool:
+        """True if a module that is none of transformers is laid out as those that this family maps."""
+        return False
+
+    def attach(self, block: Any, before: Callable[..., None], after: Callable[..., None]) -> list[Any]:
+        """Attach hooks that see what enters a block and what leaves it; return their handles."""
+        return [block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)]
+
     def blocks(self, model: Any) -> list[Any]:
         """The blocks in the order they are applied; one may come several times."""
         return list(attrgetter(self.stack)(model))
@@ -163,7 +171,8 @@ class Family(ABC):
         if "segment" in tensors:
             more["segment"] = tensors["segment"].weight.detach()[0]
         if "norm" in tensors:
-            more |= {"norm": norm_weights(tensors["norm"]), "norm_eps": tensors["norm"].eps}
+            eps = getattr(tensors["norm"], "eps", None) or tensors["norm"].variance_epsilon  # DeBERTa's own norm
+            more |= {"norm": norm_weights(tensors["norm"]), "norm_eps": eps}
         return TextEmbedding(words=tensors["words"].weight.detach(), **more)
 
     def first_position(self, model: Any) -> int:

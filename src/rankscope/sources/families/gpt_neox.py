@@ -1,5 +1,6 @@
 """GPT-NeoX: causal, pre-norm, parallel branches, rotary positions."""
 
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
@@ -12,6 +13,7 @@ class GPTNeoX(Family):
 
     name, types = "gpt_neox", ("gpt_neox",)
     stack, final_norm = "layers", "final_layer_norm"
+    fused: ClassVar[str] = "attention.query_key_value"  # Path of the map to queries, keys and values
     parts: ClassVar = {
         "attention.output": "attention.dense",
         "attention_norm": "input_layernorm",
@@ -32,7 +34,7 @@ class GPTNeoX(Family):
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Fused by head: [head, (query, key, value), head_width]."""
         tensors = super().layer(block, arch)
-        for kind, fused in block.attention.query_key_value.named_parameters():
+        for kind, fused in attrgetter(self.fused)(block).named_parameters():
             by_head = fused.unflatten(0, (arch.heads, 3, arch.head_width))
             for name, part in zip(("query", "key", "value"), by_head.unbind(1), strict=True):
                 tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)

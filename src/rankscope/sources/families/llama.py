@@ -7,14 +7,16 @@ from rankscope.sources.families.family import Family, Tensors, architecture_from
 from rankscope.sources.families.rotary import masks, rotary, sliding
 
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
-WITHOUT_WINDOWS = ("llama", "gemma", "olmo2")  # Types whose code reads no window
+WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose code reads no window
 
 
 class Llama(Family):
-    """Llama, Mistral (windows), Qwen 2 (biases) and Qwen 3 (norms on queries and keys)."""
+    """Llama, Mistral and Ministral 3 (windows; of Mistral 3 the text model), Qwen 2 (biases) and Qwen 3 (norms on
+    queries and keys)."""
 
     name = "llama"
-    types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
+    types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "ministral3", "qwen2", "qwen3")
+    inside = "language_model"  # of Mistral 3, which sees images too
     stack, final_norm = "layers", "norm"
     parts: ClassVar = layout(
         "self_attn", "q_proj k_proj v_proj o_proj",
@@ -24,7 +26,11 @@ class Llama(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        return self.gated(config, norm_place="pre", query_norm=config.model_type == "qwen3")
+        arch = self.gated(config, norm_place="pre", query_norm=config.model_type.startswith("qwen3"))
+        if config.model_type != "ministral3":
+            return arch
+        grows = config.rope_parameters["original_max_position_embeddings"]  # beyond it, queries grow with position
+        return arch.replace(rotary_reach=min(arch.rotary_reach or grows, grows))
 
     def gated(self, config: Any, share: float = 1.0, **fields: Any) -> Architecture:
         """What all of them share; `share` of a head is rotated."""
@@ -39,15 +45,30 @@ class Llama(Family):
         """Some read no window and Mistral's code no kinds of layers, whatever their configs say."""
         if config.model_type in WITHOUT_WINDOWS:
             return "causal"
-        return sliding(config) if config.model_type == "mistral" else masks(config)
+        return sliding(config) if config.model_type in ("mistral", "ministral3") else masks(config)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """With norms on queries and keys, where there are any."""
         return read_block(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
 
 
+class SmolLM3(Llama):
+    """SmolLM3, of whose layers every fourth has no positions."""
+
+    name, types = "smollm3", ("smollm3",)
+
+    def architecture(self, config: Any) -> Architecture:
+        """Angles of zero where a layer has no positions."""
+        arch, kinds = super().architecture(config), config.no_rope_layers[: config.num_hidden_layers]
+        angles, scale = arch.rotary_frequencies[0], arch.rotary_scale_of(0)
+        return arch.replace(
+            rotary_frequencies=tuple(angles if turned else (0.0,) * len(angles) for turned in kinds),
+            rotary_scales=() if scale == 1.0 else tuple(scale if turned else 1.0 for turned in kinds),
+        )
+
+
 class Qwen2VL(Llama):
-    """The text model of Qwen2-VL and Qwen2.5-VL on text alone, where its three kinds of positions are one."""
+    """The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL on text alone, where its three kinds of positions are one."""
 
     name, inside = "qwen2_vl", "language_model"
-    types = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
+    types = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text")

@@ -1,4 +1,4 @@
-"""OLMo 2: Llama's parts, with norms on what branches add instead of what they read."""
+"""OLMo 2 and 3: Llama's parts, with norms on what branches add instead of what they read."""
 
 from typing import Any, ClassVar
 
@@ -7,10 +7,10 @@ from rankscope.sources.families.llama import Llama
 
 
 class OLMo2(Llama):
-    """OLMo 2, whose queries and keys go through one norm of all heads together."""
+    """OLMo 2 and 3 (windows in most layers), whose queries and keys go through one norm of all heads together."""
 
     name = "olmo2"
-    types: ClassVar[tuple[str, ...]] = ("olmo2",)
+    types: ClassVar[tuple[str, ...]] = ("olmo2", "olmo3")
     parts: ClassVar = Llama.without("attention_norm", "mlp_norm") | {
         "attention_after": "post_attention_layernorm",
         "mlp_after": "post_feedforward_layernorm",

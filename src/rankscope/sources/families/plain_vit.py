@@ -1,0 +1,188 @@
+"""ViTs that are plain modules of torch, without a config: those of vit-pytorch and those of timm. `load(model)`
+tells them by how they are laid out; the weights and attributes of their modules say the rest."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import SourceError
+from rankscope.nets import Architecture
+from rankscope.nets.norms import NormWeights
+from rankscope.nets.weights import Linear
+from rankscope.sources.embedding import ImageEmbedding
+from rankscope.sources.families.family import (
+    Family,
+    Tensors,
+    dense,
+    heads_out,
+    image_embedding,
+    norm,
+    norm_weights,
+    read_block,
+)
+
+
+def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
+    """The modules of these kinds inside a module, in its order."""
+    return [part for part in module.modules() if isinstance(part, kinds)]
+
+
+def activation_of(module: nn.Module) -> str:
+    """Our name of the first activation inside a module."""
+    names = {"GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
+    for part in module.modules():
+        if isinstance(part, nn.GELU):
+            return "gelu_tanh" if part.approximate == "tanh" else "gelu"
+        if type(part).__name__ in names:
+            return names[type(part).__name__]
+    message = f"the activation must be one of GELU, {', '.join(names)}; {type(module).__name__} has another"
+    raise SourceError(f"{message}: watch measures it as it is", subject="activation")
+
+
+class ViTPytorch(Family):
+    """`ViT` and `SimpleViT` of vit-pytorch, early and late, on square images; blocks may lack the MLP."""
+
+    name, stack, final_norm = "vit_pytorch", "transformer.layers", "transformer.norm"
+    continuous_inputs = True
+
+    def fits(self, model: nn.Module) -> bool:
+        """True if patches, positions and pairs of attention and MLP are where vit-pytorch has them."""
+        layers = getattr(getattr(model, "transformer", None), "layers", None)
+        known = hasattr(model, "to_patch_embedding") and hasattr(model, "pos_embedding") and bool(layers)
+        return known and hasattr(_attention(_pair(layers[0])[0]), "to_qkv")  # type: ignore[index]
+
+    def architecture(self, model: Any) -> Architecture:
+        """Pre-norm; early versions have no last norm, but one of the class token alone."""
+        attention, *mlp = _pair(model.transformer.layers[0])
+        part, inside = _attention(attention), of_kind(mlp[0], nn.Linear) if mlp else []
+        return Architecture(
+            layers=len(model.transformer.layers), width=part.to_qkv.in_features, heads=part.heads,
+            head_width=part.to_qkv.out_features // (3 * part.heads), divisor=1 / part.scale,
+            mlp="plain" if mlp else "none", mlp_width=inside[0].out_features if mlp else 0,
+            activation=activation_of(mlp[0]) if mlp else "gelu", norm_place="pre",
+            norm_eps=of_kind(attention, nn.LayerNorm)[0].eps,
+            final_norm=isinstance(model.transformer.norm, nn.LayerNorm),
+        )  # fmt: skip
+
+    def prepare_for_float64(self, model: Any) -> Any:
+        """An identity where an early version has no last norm."""
+        if not hasattr(model.transformer, "norm"):
+            model.transformer.norm = nn.Identity()
+        return model
+
+    def attach(self, block: Any, before: Callable[..., None], after: Callable[..., None]) -> list[Any]:
+        """The parts of a block are called one by one; what they are given is added to what the last returns."""
+        first, last = _pair(block)[0], _pair(block)[-1]
+
+        def add(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            after(module, args, output + args[0])
+
+        return [first.register_forward_pre_hook(before, with_kwargs=True), last.register_forward_hook(add)]
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Each part has one norm, and its linear maps in the order in which they are applied."""
+        attention, *mlp = _pair(block)
+        part, maps = _attention(attention), of_kind(attention, nn.Linear)
+        tensors = _fused(part.to_qkv, arch) | norm("attention_norm", of_kind(attention, nn.LayerNorm)[0])
+        # Where one head is as wide as a token, vit-pytorch has no output projection.
+        output = maps[1] if len(maps) > 1 else Linear(torch.eye(arch.width, dtype=maps[0].weight.dtype))
+        tensors |= heads_out("attention.output", output, arch.heads)
+        for inside in mlp:
+            up, down = of_kind(inside, nn.Linear)
+            tensors |= dense("mlp.up", up) | dense("mlp.down", down)
+            tensors |= norm("mlp_norm", of_kind(inside, nn.LayerNorm)[0])
+        return tensors
+
+    def embedding(self, model: Any) -> ImageEmbedding:
+        """Patches, through norms in late versions, a class token where there is one, and positions."""
+        cut, (linear,) = model.to_patch_embedding[0], of_kind(model.to_patch_embedding, nn.Linear)
+        sides = cut.axes_lengths["p1"], cut.axes_lengths["p2"]
+        positions = model.pos_embedding.detach().to(linear.weight).reshape(-1, linear.out_features)
+        first = getattr(model, "cls_token", linear.weight.new_zeros(0)).detach().reshape(-1, linear.out_features)
+        patches = len(positions) - len(first)
+        if math.isqrt(patches) ** 2 != patches:
+            message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
+            raise SourceError(f"{message}: watch measures it as it is", subject="image_size")
+        before, after = None, None
+        if norms := of_kind(model.to_patch_embedding, nn.LayerNorm):
+            gain, bias = (_pixels(part.detach(), sides).flatten() for part in (norms[0].weight, norms[0].bias))
+            before, after = NormWeights(gain, bias), norm_weights(norms[1])
+        return ImageEmbedding(
+            _pixels(linear.weight.detach(), sides), linear.bias.detach(), positions,
+            tuple(math.isqrt(patches) * side for side in sides), first if len(first) else None, before, after,
+        )  # fmt: skip
+
+
+class TimmViT(Family):
+    """timm's `VisionTransformer`: plain pre-norm blocks, scaled or not, with or without class and register tokens."""
+
+    name, stack, final_norm = "timm_vit", "blocks", "norm"
+    continuous_inputs = True
+    parts: ClassVar = {
+        "attention.output": "attn.proj", "attention_norm": "norm1",
+        "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2", "mlp_norm": "norm2",
+    }  # fmt: skip
+
+    def fits(self, model: nn.Module) -> bool:
+        """True if patches, positions and blocks are where timm has them."""
+        blocks = getattr(model, "blocks", None)
+        known = hasattr(model, "patch_embed") and hasattr(model, "pos_embed") and bool(blocks)
+        return known and hasattr(blocks[0], "ls1") and hasattr(blocks[0].attn, "qkv")  # type: ignore[index]
+
+    def architecture(self, model: Any) -> Architecture:
+        """Pre-norm; there is no last norm where it is that of the mean of all tokens."""
+        block = model.blocks[0]
+        return Architecture(
+            layers=len(model.blocks), width=block.attn.qkv.in_features, heads=block.attn.num_heads,
+            head_width=block.attn.head_dim, mlp_width=block.mlp.fc1.out_features, activation=activation_of(block.mlp),
+            norm_place="pre", norm_eps=block.norm1.eps, final_norm=not isinstance(model.norm, nn.Identity),
+        )  # fmt: skip
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """What a branch adds may be scaled entry by entry: so are its last matrix and bias."""
+        tensors = _fused(block.attn.qkv, arch) | read_block(block, self.parts, arch)
+        for last, scale in (("attention.output", block.ls1), ("mlp.down", block.ls2)):
+            if hasattr(scale, "gamma"):
+                tensors |= {name: part * scale.gamma for name, part in tensors.items() if name.startswith(last)}
+        return tensors
+
+    def embedding(self, model: Any) -> ImageEmbedding:
+        """Patches, the tokens before them, of which some may have no positions, and a norm where there is one."""
+        patches, names = model.patch_embed, ("cls_token", "dist_token", "reg_token")
+        tokens = [token.detach()[0] for name in names if (token := getattr(model, name, None)) is not None]
+        first = torch.cat(tokens) if tokens else None
+        positions = None if model.pos_embed is None else model.pos_embed.detach()[0]
+        if positions is not None and first is not None and len(positions) == patches.num_patches:
+            positions = torch.cat([torch.zeros_like(first), positions])
+        more: dict[str, Any] = {}
+        if not isinstance(model.norm_pre, nn.Identity):
+            more = {"norm": norm_weights(model.norm_pre), "norm_eps": model.norm_pre.eps}
+        return image_embedding(patches.proj, positions, patches.img_size, first=first, **more)
+
+
+def _pair(block: Any) -> list[nn.Module]:
+    """Attention and MLP of a block, or attention alone."""
+    return list(block) if isinstance(block, nn.ModuleList) else [block]
+
+
+def _attention(branch: nn.Module) -> Any:
+    """The attention module inside a branch that may begin with a norm."""
+    return next((part for part in branch.modules() if hasattr(part, "to_qkv")), None)
+
+
+def _pixels(weight: Tensor, sides: tuple[int, int]) -> Tensor:
+    """Pixels of a patch, `(y x channel)` in the last axis, as axes `[channel, y, x]`."""
+    return weight.reshape(*weight.shape[:-1], *sides, -1).movedim(-1, -3)
+
+
+def _fused(linear: Any, arch: Architecture) -> Tensors:
+    """Queries, keys and values of one matrix, in which they lie side by side, each head by head."""
+    tensors: Tensors = {}
+    for kind, fused in linear.named_parameters():
+        by_head = fused.unflatten(0, (3, arch.heads, arch.head_width))
+        for name, part in zip(("query", "key", "value"), by_head.unbind(0), strict=True):
+            tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
+    return tensors
