@@ -81,11 +81,12 @@ CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids t
 DELTA = ", most of whose layers are recurrent (a gated delta rule) and have no attention"
 PAGE = ", whose scores add biases by where words stand on a page"
 GEMMA_4 = ", whose layers have heads of two widths, norms of values, and a number each that scales what leaves them"
+STREAMS = ("gemma3n", "gemma3n_text")  # Types that `watch` does not measure either
 REASONS = {
     **dict.fromkeys(("llama4", "llama4_text"), CHUNKED),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), DELTA),
     **dict.fromkeys(("gemma4", "gemma4_text"), GEMMA_4),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), ", whose layers pass on several streams of tokens side by side"),
+    **dict.fromkeys(STREAMS, ", whose layers pass on several streams of tokens side by side"),
     **dict.fromkeys(("layoutlmv2", "layoutlmv3"), PAGE),
     **dict.fromkeys(("beit", "data2vec-vision"), ", whose scores add a bias by distance of each layer's own"),
     **dict.fromkeys(("longformer", "led"), ", which attends within windows, its global tokens by other projections"),
@@ -163,7 +164,8 @@ def _unknown(model_type: str, build: Callable[[], Any] | None = None) -> str:
     if model_type.rstrip("0123456789").endswith(RECURRENT):
         hint = ", a recurrent model without attention"
     this_one = f"no family maps the model type {model_type!r}{REASONS.get(model_type, hint)}"
-    advice = "watch measures any model as it is, and docs/models.md says how to add a family"
+    watched = "" if model_type in STREAMS else "watch measures any model as it is, and "
+    advice = f"{watched}docs/models.md says how to add a family"
     alike = []
     if build is not None and model_type not in REASONS:
         with suppress(Exception):  # some types cannot be built, and then there is nothing to say
@@ -173,4 +175,4 @@ def _unknown(model_type: str, build: Callable[[], Any] | None = None) -> str:
         advice = (
             f"load(..., family={names}) reads it, for its weights are laid out alike, and checks that it is built so"
         )
-    return f"{this_one}: {advice}; mapped are {', '.join(known)}"
+    return f"{this_one}: {advice}; docs/families.md lists the {len(known)} types that are mapped"
