@@ -130,7 +130,8 @@ def second_singular_value(P: Tensor, padding: Tensor | None = None) -> HeadValue
 
 
 def spectral_gap(P: Tensor, padding: Tensor | None = None) -> HeadValues:
-    """`s_1(P) - s_2(P)`, singular values (Nait Saada et al. 2024): a wide gap collapses in width."""
+    """`s_1(P) - s_2(P)`, singular values (Nait Saada et al. 2024): where it is wide, one layer with
+    random weights already makes the tokens of a long text nearly the same."""
     first, second = _two_largest(P, padding)
     return first - second
 
@@ -242,11 +243,11 @@ METRICS = [
     Metric("row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
         by_row=defect_of_rows, largest=True,
         meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",
-            "Theorems on averaging speak of attention whose weights sum to one.",
-            equal="as before: it says whether attention averages at all")),
+            "Theorems on averaging need weights that sum to one.",
+            equal="whatever it was: it says whether attention averages, not how tokens differ")),
     Metric("largest_logit", largest_logit, "max sᵢⱼ", r"\max_{ij} s_{ij}", "scores", largest=True,
         from_scores=_largest_from_scores,
         meaning=Meaning("any number", "queries and keys are small, as where a training begins",
             "queries and keys have grown, and the softmax picks single tokens",
-            "Read by `watch` and `Monitor` while kernels run; sinks do not count.", equal="any number")),
+            "`watch` and `Monitor` read it while fused kernels run, without the attention pattern. Learnt sinks are left out.", equal="any number")),
 ]  # fmt: skip
