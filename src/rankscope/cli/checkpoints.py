@@ -65,9 +65,9 @@ def checkpoints(
     """Measure the checkpoints of a training that nobody watched, as a Monitor would have.
 
     Hugging Face's [bold]checkpoint-N[/bold] folders, or files [bold].ckpt[/bold] and [bold].pt[/bold] of Lightning,
-    nanoGPT and plain loops (with --config), are measured in the order of their steps, all on the same text; losses and learning rates are those that the trainer has logged. A checkpoint that cannot be loaded
-    is reported, and the others are measured. The same command into the same folder measures only new
-    checkpoints.
+    nanoGPT and plain loops (with --config), are measured in the order of their steps, all on the same text; losses
+    and learning rates are those that a Hugging Face trainer has logged. A checkpoint that cannot be loaded is
+    reported, and the others are measured. The same command into the same folder measures only new checkpoints.
     """
     from rankscope.live.monitor.measurement import RunWriter
     from rankscope.report import write_report

@@ -220,8 +220,8 @@ METRICS = [
     Metric("entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
         rule_streams=True, from_scores=_entropy_from_scores,
         meaning=Meaning("0 to log n", "each token looks at one", "each token looks at all alike",
-            "In nats. NaN where weights are negative or do not sum to one. A sink (gpt-oss) that `watch` sees the "
-            "score of counts as one more token.", equal=f"log n {_UNMASKED}")),
+            "In nats. NaN where weights are negative or do not sum to one. A learnt sink (gpt-oss) counts "
+            "as one more token where `watch` sees its score.", equal=f"log n {_UNMASKED}")),
     Metric("second_singular_value", second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
         by_head=second_by_head,
         meaning=Meaning("0 to sqrt(n/2)", "all tokens average alike", "tokens average differently",
@@ -249,5 +249,6 @@ METRICS = [
         from_scores=_largest_from_scores,
         meaning=Meaning("any number", "queries and keys are small, as where a training begins",
             "queries and keys have grown, and the softmax picks single tokens",
-            "`watch` and `Monitor` read it while fused kernels run, without the attention pattern. Learnt sinks are left out.", equal="any number")),
+            "`watch` and `Monitor` read it while fused kernels run, without the attention pattern. Learnt sinks are "
+            "left out.", equal="any number")),
 ]  # fmt: skip

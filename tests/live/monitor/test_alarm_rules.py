@@ -167,8 +167,11 @@ def test_what_lay_below_its_floor_at_first_is_not_said_as_a_result_either() -> N
         {"grad_query_key": lambda at, k: 0.1 / 10 ** [3.8, 3.6, 3.0, 2.4, 1.8, 1.6][min(k, 5)]},
         {"grad_query_key": lambda at, k: 0.1 / 10**4.3},
         # In one of 6 layers and width 48, measured every 5 steps: attention begins to learn at step 25, and goes on.
-        {"grad_query_key": lambda at, k: 0.1 / 10 ** [5.4, 5.3, 5.0, 4.6, 3.8, 2.2, 1.9, 1.6, 1.2, 0.8, 0.3, 0.0,
-                                                      -0.2][min(k, 12)]},
+        {
+            "grad_query_key": lambda at, k: (
+                0.1 / 10 ** [5.4, 5.3, 5.0, 4.6, 3.8, 2.2, 1.9, 1.6, 1.2, 0.8, 0.3, 0.0, -0.2][min(k, 12)]
+            )
+        },
         # Its first layer begins before the others.
         {"grad_query_key": lambda at, k: 0.1 / 10 ** (1.5 if at == 1 else 5.0 if k < 5 else 1.8)},
         # A head that learns to look at one token.
