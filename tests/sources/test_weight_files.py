@@ -57,7 +57,12 @@ def test_a_file_of_nanogpt_needs_no_config(bias: bool, tmp_path: Path) -> None:
     model = nanogpt.GPT(dropout=0.0, bias=bias).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    arguments = {"n_layer": nanogpt.LAYERS, "n_head": nanogpt.HEADS, "n_embd": nanogpt.WIDTH, "bias": bias}
+    arguments: dict[str, Any] = {
+        "n_layer": nanogpt.LAYERS,
+        "n_head": nanogpt.HEADS,
+        "n_embd": nanogpt.WIDTH,
+        "bias": bias,
+    }
     arguments |= {"block_size": nanogpt.BLOCK_SIZE, "vocab_size": nanogpt.WORDS, "dropout": 0.0}
     weights = {f"_orig_mod.{name}": x for name, x in model.state_dict().items()}
     torch.save({"model": weights, "model_args": arguments, "iter_num": 30}, tmp_path / "ckpt.pt")

@@ -82,10 +82,11 @@ def checkpoints(
     excerpts = read_excerpts(text)
     name = directory.resolve().name
     output = Path("runs") / name if output is None else output
+    more: dict[str, Any] = {} if options.config is None else {"config": str(options.config.resolve())}
     key = key_of(
         directory=str(directory.resolve()), metrics=metrics, tokens=text.tokens, samples=len(excerpts),
         excerpts=excerpts, tokenizer=options.tokenizer,
-        **({} if options.config is None else {"config": str(options.config.resolve())}),
+        **more,
     )  # fmt: skip
     manifest = begun(options.device).adding(
         key=key, command=command_line(), title=name, model=str(directory),

@@ -82,7 +82,7 @@ def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[st
     from transformers import AutoModel
 
     with torch.device("meta"):
-        names = set(AutoModel.from_config(config).state_dict())
+        names = set(AutoModel.from_config(config).state_dict())  # type: ignore[no-untyped-call]
     before = Counter(
         weight[: -len(name)]
         for weight in weights

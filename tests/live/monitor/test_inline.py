@@ -389,7 +389,7 @@ def trained_tokens_first(run: Path, monitored: bool = True, backend: str = "", *
     """(a model after three steps, its monitor); 7 tokens of 3 samples."""
     model: Any = OfTokensFirst(options.pop("attends", True))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    called = torch.compile(model, backend=backend, fullgraph=True) if backend else model
+    called: Any = torch.compile(model, backend=backend, fullgraph=True) if backend else model
     monitor = Monitor(called, METRICS, every=1, run=run, optimizer=optimizer, **options) if monitored else None
     for step in range(3):
         x = torch.randn(7, 3, 8, generator=torch.Generator().manual_seed(step))
@@ -422,7 +422,7 @@ def test_tokens_on_the_first_axis_are_found_by_attention(backend: str, tmp_path:
 
 @pytest.mark.parametrize("probed", [True, False])
 def test_a_layout_that_nothing_shows_is_said(probed: bool, tmp_path: Path) -> None:
-    options = {"probe": torch.randn(7, 3, 8)} if probed else {}
+    options: dict[str, Any] = {"probe": torch.randn(7, 3, 8)} if probed else {}
     _, monitor = trained_tokens_first(tmp_path, attends=False, **options)
     assert any("was assumed; layout= says it" in note for note in monitor.notes)
 
@@ -433,7 +433,7 @@ def test_a_first_block_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with Monitor(model, METRICS, every=1, run=tmp_path) as monitor:
         with pytest.raises(RuntimeError):
             model(torch.randn(7, 3, 9))
-        assert not torch.overrides._is_torch_function_mode_enabled()
+        assert not torch._C._len_torch_function_stack()
         model(torch.randn(7, 3, 8)).sum().backward()
         monitor.step()
     assert table(tmp_path).filter(metric="mu")["samples"].unique().item() == 3
