@@ -84,3 +84,30 @@ def test_checkpoints_of_which_none_can_be_measured_are_a_failure(tmp_path: Path)
     BertConfig(vocab_size=9, **SMALL).save_pretrained(tmp_path / "trained" / "checkpoint-5")
     code, out, err = rankscope("checkpoints", "trained", *GIVEN, "-o", "run", "--quiet", cwd=tmp_path)
     assert code == 2 and out == "" and err.count("\n") == 1 and "checkpoint-5" in err and "--tokenizer" in err
+
+
+@pytest.mark.slow
+def test_files_of_lightning_and_plain_loops_are_measured(tmp_path: Path) -> None:
+    """The numbers are those of the models whose weights the files hold."""
+    words: Any = load("minilm").origin.tokenizer  # type: ignore[union-attr]
+    torch.manual_seed(0)
+    models = {step: BertModel(BertConfig(vocab_size=len(words), **SMALL)) for step in (100, 200)}
+    shape, files = tmp_path / "shape", tmp_path / "lightning"
+    files.mkdir()
+    models[100].config.save_pretrained(shape)
+    words.save_pretrained(shape)
+    for step, model in models.items():
+        weights = {f"net.bert.{name}": x for name, x in model.state_dict().items()} | {"head.weight": torch.ones(2, 2)}
+        torch.save({"global_step": step, "state_dict": weights}, files / f"epoch=0-step={step}.ckpt")
+    torch.save({"global_step": 200, "state_dict": weights}, files / "last.ckpt")
+    answer = answered("checkpoints", str(files), *GIVEN, "--config", str(shape), "-o", str(tmp_path / "run"))
+    assert answer["steps"] == [100, 200] and answer["alarms"] == []
+    found = read_training(tmp_path / "run").grid("relative_mu")
+    from rankscope.cli.inputs import bundled_text
+
+    for column, model in enumerate(models.values()):
+        net = load(model, tokenizer=words)
+        alone = measure(net, *net.encode(bundled_text(2, 8), 8), metrics=["relative_mu"]).curve("relative_mu").mean(0)
+        assert found.value[:, column].tolist() == pytest.approx(alone.tolist(), rel=1e-12)
+    code, _, err = rankscope("checkpoints", str(files), *GIVEN, "-o", str(tmp_path / "other"))
+    assert code == 2 and "give --config, a folder with the config.json" in " ".join(err.split())

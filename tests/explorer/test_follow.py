@@ -1,5 +1,6 @@
 """What the page of a training run is told, and who may ask."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,31 @@ def test_several_runs_are_on_one_page(tmp_path: Path) -> None:
     assert answers[0]["runs"] == list(map(str, folders)) and answers[0]["mark"] != answers[1]["mark"]
     again = client.get("/api/training", params={"run": "1", "mark": answers[1]["mark"]}).json()
     assert again == {"mark": answers[1]["mark"]}
+    assert answers[0]["names"] == ["a", "b"]
+    with closing(opened(folders[0])) as run_writer:  # what is written to the other run is new as well
+        run_writer.write(measurement(60))
+    grown = client.get("/api/training", params={"run": "1", "mark": answers[1]["mark"]}).json()
+    assert grown["step"] == 10 and max(grown["figures"]["together"]["data"][0]["x"]) == 60
+
+
+def test_several_runs_have_one_figure(tmp_path: Path) -> None:
+    """A line for each run and panel: its loss, and the metric at its last layer."""
+    folders = [written(tmp_path / "runs" / "a", layers=3), written(tmp_path / "runs" / "b", [0, 10], layers=5)]
+    client = TestClient(app(folders, 80), base_url="http://127.0.0.1")
+    answer = client.get("/api/training").json()
+    chart, metric = answer["figures"]["together"], answer["metric"]
+    headings = [part["text"] for part in chart["layout"]["annotations"]]
+    assert headings == ["<b>loss</b>", f"<b>{title_of(metric)} at the last layer of each</b>"]
+    assert [line["name"] for line in chart["data"]] == ["a", "b"] * 2
+    for line, folder in zip(chart["data"], folders * 2, strict=True):
+        training = read_training(folder)
+        steps, values = training.scalar("loss")
+        if line in chart["data"][2:]:
+            grid = training.grid(metric)
+            steps, values = grid.steps, grid.value[grid.layers.index(max(grid.layers))].tolist()
+        assert line["x"] == steps[: len(line["x"])] and len(line["x"]) == len(steps)
+        assert all(f"{value:.3g}" in text for value, text in zip(values, line["text"], strict=True))
+    assert "together" not in asked(folders[0])["figures"]
 
 
 def test_the_first_alarm_leads_the_list_and_noise_is_told(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ def test_two_metrics_of_one_name_and_none_at_all_are_refused() -> None:
         ("residul", "metric", "'residual'"),
         ("residual@middle", "centre", "midrange"),
         ("stable_rank@mean", "centre", ""),
+        # Numbers that a monitor records by itself.
+        ("rankme", "metric", "Monitor(embeddings=)"),
+        ("grad_query_key", "metric", "Monitor(optimizer=)"),
+        ("spectral_norm_mlp", "metric", "Monitor(spectra=True)"),
     ],
 )
 def test_unknown_metrics_and_centres_are_refused_with_a_hint(name: str, subject: str, hint: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rankscope.cli import options as opt
@@ -38,7 +39,7 @@ LOGGED = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
 
 
 class CheckpointRow(NamedTuple):
-    """A folder of weights, and the training step at which they were saved."""
+    """A folder or a file of weights, and the training step at which they were saved."""
 
     step: int
     folder: Path
@@ -49,6 +50,7 @@ class CheckpointOptions:
     """Options that say how checkpoints are loaded, and what is measured of them."""
 
     tokenizer: Annotated[str | None, opt.option(opt.TEXT, "PATH", "tokenizer", show_default="theirs, or DIR's")] = None
+    config: Annotated[Path | None, opt.option(opt.TEXT, "FOLDER", "weight_config")] = None
     device: opt.Device = "cpu"
     metrics: opt.Metrics = opt.DEFAULT_METRICS
 
@@ -62,10 +64,10 @@ def checkpoints(
 ) -> None:
     """Measure the checkpoints of a training that nobody watched, as a Monitor would have.
 
-    Hugging Face's [bold]checkpoint-N[/bold] folders are measured in the order of their steps, all on the same
-    text; losses and learning rates are those that the trainer has logged. A checkpoint that cannot be loaded
-    is reported, and the others are measured. The same command into the same folder measures only new
-    checkpoints.
+    Hugging Face's [bold]checkpoint-N[/bold] folders, or files [bold].ckpt[/bold] and [bold].pt[/bold] of Lightning,
+    nanoGPT and plain loops (with --config), are measured in the order of their steps, all on the same text; losses
+    and learning rates are those that a Hugging Face trainer has logged. A checkpoint that cannot be loaded is
+    reported, and the others are measured. The same command into the same folder measures only new checkpoints.
     """
     from rankscope.live.monitor.measurement import RunWriter
     from rankscope.report import write_report
@@ -80,9 +82,11 @@ def checkpoints(
     excerpts = read_excerpts(text)
     name = directory.resolve().name
     output = Path("runs") / name if output is None else output
+    more: dict[str, Any] = {} if options.config is None else {"config": str(options.config.resolve())}
     key = key_of(
         directory=str(directory.resolve()), metrics=metrics, tokens=text.tokens, samples=len(excerpts),
         excerpts=excerpts, tokenizer=options.tokenizer,
+        **more,
     )  # fmt: skip
     manifest = begun(options.device).adding(
         key=key, command=command_line(), title=name, model=str(directory),
@@ -135,21 +139,45 @@ def metric_disagreement(run: "TrainingRun") -> str:
 
 
 def checkpoints_in(directory: Path) -> list[CheckpointRow]:
-    """The `checkpoint-N` folders of a training in the order of N; a folder without any is refused."""
+    """The `checkpoint-N` folders of a training in the order of N, or else its files of weights in the order of their
+    steps; a folder without any is refused."""
     subject = str(directory)
     if not directory.is_dir():
         raise FileError(f"a folder of checkpoints must be a directory; there is none at {directory}", subject=subject)
     matches = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
     saved = sorted(CheckpointRow(int(match[1]), path) for path, match in matches.items() if match and path.is_dir())
+    saved = saved or weight_files_in(directory)
     if not saved:
         raise FileError(
-            f"{directory} must hold folders named checkpoint-N; it holds none: give a trainer's output_dir",
+            f"{directory} must hold folders named checkpoint-N, or files .ckpt or .pt; it holds none: give a trainer's "
+            "output_dir",
             subject=subject,
         )
     for (step, folder), (following, _) in pairwise(saved):
         if step == following:
             raise FileError(f"{directory} must hold one checkpoint of a step; {folder.name} has two", subject=subject)
     return saved
+
+
+def weight_files_in(directory: Path) -> list[CheckpointRow]:
+    """The files of weights in a folder by their steps; one that only repeats the step of another, as Lightning's
+    `last.ckpt`, is left out."""
+    from rankscope.sources.weight_files import ENDINGS, training_step
+
+    rows: dict[int, Path] = {}
+    paths = [path for path in directory.iterdir() if path.suffix in ENDINGS and path.is_file()]
+    for path in sorted(paths, key=lambda path: (not re.search(r"\d", path.stem), path.name)):
+        if (step := training_step(path)) is None:
+            expected = "the name of a file of weights must have its step, as step=200.ckpt"
+            raise FileError(f"{expected}; {path.name} has none, inside or in its name: rename it", subject=str(path))
+        if step not in rows:
+            rows[step] = path
+        elif re.search(r"\d", path.stem):
+            raise FileError(
+                f"{directory} must hold one checkpoint of a step; {rows[step].name} and {path.name} are of step {step}",
+                subject=str(directory),
+            )
+    return sorted(CheckpointRow(step, path) for step, path in rows.items())
 
 
 def require_same_work(output: Path, key: dict[str, Any]) -> None:
@@ -181,7 +209,7 @@ def measure_checkpoint(
 
     step = checkpoint.step
     try:
-        net = checkpoint_network(checkpoint.folder, options.tokenizer).to(device=options.device)
+        net = checkpoint_network(checkpoint.folder, options.tokenizer, options.config).to(device=options.device)
         X, padding = net.encode(texts, tokens)
         profile = measure(net, X, padding, split_names("metrics", options.metrics), progress=tell)
     except MissingExtraError:
@@ -193,8 +221,16 @@ def measure_checkpoint(
     return Measurement(step, pl.concat([rows_of(step, profile.table), logged_rows(checkpoint)]))
 
 
-def checkpoint_network(folder: Path, tokenizer: str | None) -> "Transformer":
-    """The network of a checkpoint, with the tokenizer asked for, its own, or that of the folder it lies in."""
+def checkpoint_network(folder: Path, tokenizer: str | None, config: Path | None) -> "Transformer":
+    """The network of a checkpoint, with the tokenizer asked for, its own, or that of the folder it lies in; of a file,
+    that of the folder with its config."""
+    if folder.is_file():
+        from rankscope.sources.weight_files import write_folder
+
+        own = [str(place) for place in (config, folder.parent) if place is not None and has_tokenizer(place)]
+        with TemporaryDirectory(prefix="rankscope-") as written:
+            write_folder(folder, config, Path(written))
+            return checkpoint_network(Path(written), tokenizer or next(iter(own), None), None)
     from rankscope.sources import load
     from rankscope.sources.checkpoint import CheckpointLocation, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer

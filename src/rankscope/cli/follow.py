@@ -44,7 +44,7 @@ def follow(
     """Follow a training run while it trains: its layers from first to last measurement, loss, alarms.
 
     It reads what a [bold]Monitor[/bold] or [bold]rankscope checkpoints[/bold] writes, and disturbs neither.
-    Ctrl-C ends it. Several runs are shown one below another, or on one page to choose from.
+    Ctrl-C ends it. Several runs are shown one below another, or on one page, side by side and each by itself.
     """
     from rankscope.runs.training import read_training
 

@@ -94,6 +94,7 @@ def described(metric: "Metric") -> dict[str, Any]:
 def explanation(metric: "Metric") -> list[str]:
     """All that is known of a metric, in lines."""
     lines = [f"{metric.name}: {metric.symbol}", "", f"A metric of {OF[metric.of]}.", definition(metric)]
+    lines += ["Here X is what one head adds to the tokens."] if metric.of == "heads" else []
     if metric.meaning is not None:
         words = metric.meaning
         lines += [f"Range: {words.range}.", f"Small values: {words.small}.", f"Large values: {words.large}."]

@@ -1,8 +1,9 @@
-"""Serves the page of a training run, or of several to choose from, which keeps up with them.
+"""Serves the page of a training run, or of several side by side and one after another, which keeps up with them.
 
     GET  /                  the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/training      ?run=INDEX&metric=NAME&mark=MARK: all that is drawn of a run, or only the mark where
-                            nothing was written since the answer that had it
+                            nothing was written since the answer that had it; of several runs also their loss and
+                            that metric at their last layers, in one figure
     GET  /api/spikes        ?run=INDEX: the loss spikes of a run, and which signals left their band before each
 
 What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is. What came
@@ -25,7 +26,7 @@ from rankscope.explorer import pages
 from rankscope.explorer.guard import Guard
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
-from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves, side_by_side
 from rankscope.runs.signals import run_events, run_loss
 from rankscope.runs.spikes import SpikeReport, find_spikes
 from rankscope.runs.training import TrainingRun, decades, read_training, stamp, title_of
@@ -48,13 +49,17 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
 
     @api.get("/api/training")
     def training(run: int = 0, metric: str | None = metric, mark: str = "") -> dict[str, Any]:
-        folder = folders[max(0, min(run, len(folders) - 1))]
-        now = stamp(folder)
-        if mark == f"{now} {run} {metric}":
+        stamps = list(map(stamp, folders))
+        now = f"{' '.join(stamps)} {run} {metric}"
+        if mark == now:
             return {"mark": mark}
         with lock:
-            shown = read_at(folder, now)
-        return {"mark": f"{now} {run} {metric}", "runs": list(map(str, folders)), **described(shown, metric)}
+            trainings = [read_at(*each) for each in zip(folders, stamps, strict=True)]
+        shown = described(trainings[max(0, min(run, len(folders) - 1))], metric)
+        if len(folders) > 1 and shown["metric"] is not None:
+            together = side_by_side(dict(zip(short_names(folders), trainings, strict=True)), shown["metric"])
+            shown["figures"]["together"] = page_figure(together)
+        return {"mark": now, "runs": list(map(str, folders)), "names": short_names(folders), **shown}
 
     @api.get("/api/spikes")
     def spikes(run: int = 0) -> dict[str, Any]:
@@ -68,6 +73,19 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
         return JSONResponse({"error": str(error)}, status_code=422)
 
     return Guard(api, port)
+
+
+def short_names(folders: Sequence[str | Path]) -> list[str]:
+    """The paths of runs without the folders that all of them lie in.
+
+    >>> short_names(["runs/a/1", "runs/b/1"])
+    ['a/1', 'b/1']
+    """
+    parts = [str(folder).split("/") for folder in folders]
+    shared = 0
+    while all(len(names) > shared + 1 and names[shared] == parts[0][shared] for names in parts):
+        shared += 1
+    return ["/".join(names[shared:]) for names in parts]
 
 
 def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any]:

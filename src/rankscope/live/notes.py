@@ -85,6 +85,12 @@ def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]
     return sentences + changes
 
 
+def layout_note(plan: WatchPlan) -> str:
+    """What is said where nothing has shown the layout of hidden states."""
+    axes = "[token, batch, width]" if plan.layout == "token first" else "[batch, token, width]"
+    return f"Nothing showed which axis of the hidden states counts tokens: {axes} was assumed; layout= says it"
+
+
 def _layer_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals) -> list[str]:
     """Which layers ran how often, and where blocks did not follow one another."""
     sentences = []
@@ -100,9 +106,7 @@ def _layer_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals) 
         blocks = f"Blocks were called in another order than they are listed in ({', '.join(map(str, order))})"
         sentences.append(f"{blocks}: layers are numbered in the order of the calls.")
     if totals.samples and results["layout"] is None:
-        axes = "[token, batch, width]" if plan.layout == "token first" else "[batch, token, width]"
-        assumed = f"Nothing showed which axis of the hidden states counts tokens: {axes} was assumed"
-        sentences.append(f"{assumed}; layout= says it.")
+        sentences.append(f"{layout_note(plan)}.")
     for layer in results["layers_not_taken_as_they_were"]:
         between = f"between layers {layer} and {layer + 1}"
         sentences.append(f"Something stands {between}: what the second takes is not what the first gave.")

@@ -130,7 +130,8 @@ def second_singular_value(P: Tensor, padding: Tensor | None = None) -> HeadValue
 
 
 def spectral_gap(P: Tensor, padding: Tensor | None = None) -> HeadValues:
-    """`s_1(P) - s_2(P)`, singular values (Nait Saada et al. 2024): a wide gap collapses in width."""
+    """`s_1(P) - s_2(P)`, singular values (Nait Saada et al. 2024): where it is wide, one layer with
+    random weights already makes the tokens of a long text nearly the same."""
     first, second = _two_largest(P, padding)
     return first - second
 
@@ -219,8 +220,8 @@ METRICS = [
     Metric("entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
         rule_streams=True, from_scores=_entropy_from_scores,
         meaning=Meaning("0 to log n", "each token looks at one", "each token looks at all alike",
-            "In nats. NaN where weights are negative or do not sum to one. A sink (gpt-oss) that `watch` sees the "
-            "score of counts as one more token.", equal=f"log n {_UNMASKED}")),
+            "In nats. NaN where weights are negative or do not sum to one. A learnt sink (gpt-oss) counts "
+            "as one more token where `watch` sees its score.", equal=f"log n {_UNMASKED}")),
     Metric("second_singular_value", second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
         by_head=second_by_head,
         meaning=Meaning("0 to sqrt(n/2)", "all tokens average alike", "tokens average differently",
@@ -242,11 +243,12 @@ METRICS = [
     Metric("row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
         by_row=defect_of_rows, largest=True,
         meaning=Meaning("0 and above", "weights sum to one, to rounding", "attention is no average",
-            "Theorems on averaging speak of attention whose weights sum to one.",
-            equal="as before: it says whether attention averages at all")),
+            "Theorems on averaging need weights that sum to one.",
+            equal="whatever it was: it says whether attention averages, not how tokens differ")),
     Metric("largest_logit", largest_logit, "max sᵢⱼ", r"\max_{ij} s_{ij}", "scores", largest=True,
         from_scores=_largest_from_scores,
         meaning=Meaning("any number", "queries and keys are small, as where a training begins",
             "queries and keys have grown, and the softmax picks single tokens",
-            "Read by `watch` and `Monitor` while kernels run; sinks do not count.", equal="any number")),
+            "`watch` and `Monitor` read it while fused kernels run, without the attention pattern. Learnt sinks are "
+            "left out.", equal="any number")),
 ]  # fmt: skip

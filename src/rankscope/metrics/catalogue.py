@@ -16,6 +16,13 @@ _FAMILIES = (
 )  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for family in _FAMILIES for metric in family}
 
+RECORDED = {
+    "grad_tokens": "probe=, loss=", "grad_": "optimizer=", "update_": "optimizer=", "spectral_norm_": "spectra=True",
+    "stable_rank_": "spectra=True", "jacobian_": "jacobians=True", "paths_": "paths_every=",
+    **dict.fromkeys(("rankme", "alpha_req", "lidar", "uniformity", "alignment"), "embeddings="),
+}  # fmt: skip
+"""The beginnings of names that a monitor records without being asked for them by name, and the option that makes it."""
+
 
 @cache
 def metric(name: str) -> Metric:
@@ -29,6 +36,10 @@ def metric(name: str) -> Metric:
         return metric(name.removeprefix("head_")).of_heads()
     base, at, centre = name.partition("@")
     if base not in METRICS:
+        option = next((option for start, option in RECORDED.items() if name.startswith(start)), None)
+        if option is not None:
+            sentence = f"metric must be one that is read at each layer by name; {name!r} comes with Monitor({option})"
+            raise MetricError(f"{sentence}: leave the name out, and give that", subject="metric")
         raise MetricError(one_of("metric", base, METRICS), subject="metric")
     return METRICS[base].about(centre) if at else METRICS[base]
 

@@ -196,7 +196,12 @@ class Metric:
         if meaning is not None and centre != "mean":
             # Zero is one of the centres among which the argmin is sought, and leaves the tokens as they are.
             shares = "0 to 1" if centre == "argmin" else "0 and above"
-            note = f"About the {centre}. {'' if self.share else meaning.note}".strip()
+            nearest = {
+                "argmin": "the point that makes this number smallest, as the definition has it",
+                "midrange": "the middle of the largest and the smallest entry of each coordinate",
+            }[centre]
+            taken = f"Tokens are compared with {nearest}, not with their mean."
+            note = f"{taken} {'' if self.share else meaning.note}".strip()
             meaning = meaning._replace(range=shares if self.share else meaning.range, note=note)
         return replace(self, name=name, compute=compute, rule=rule, meaning=meaning)
 

@@ -123,7 +123,7 @@ def relative_max_residual(X: TokensLike, padding: Tensor | None = None, *, centr
 
 def high_frequency_share(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`||HC X||_F^2 / ||X||_F^2`, HC = I - 11^T/n: the share of the energy outside frequency zero
-    of the Fourier transform along the tokens (Wang et al. 2022, section 2); equals `relative_mu^2`."""
+    of the Fourier transform along the tokens (Wang et al. 2022, section 2)."""
     return relative_mu(X, padding).square()
 
 

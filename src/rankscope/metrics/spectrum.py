@@ -176,7 +176,7 @@ def _of_residual(
         return compute(X, padding) / relative_mu(X, padding).clamp(min=1e-300)
 
     note = f"It says how tokens differ, not by how much.{meaning.note}"
-    meaning = meaning._replace(note=note, equal="its value just before they are")
+    meaning = meaning._replace(note=note, equal="no fixed number: it is of what they last differed by, however little")
     rule = partial(_shape_rule, compute=compute, bounded=bounded)
     return Metric(compute.__name__, compute, symbol, tex, scale=scale, rule=rule, meaning=meaning)
 

@@ -213,4 +213,5 @@ def in_words(duration: float) -> str:
         return f"about {duration:.0f} seconds"
     if duration < 90 * 60:
         return f"about {duration / 60:.0f} minutes"
-    return f"about {duration / 3600:.2g} hours"
+    hours = duration / 3600
+    return f"about {hours:.2g} hours" if hours < 48 else f"about {hours / 24:,.0f} days"

@@ -5,7 +5,7 @@ The report and the page of `rankscope follow` draw what is described here.
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +91,51 @@ def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
     table = fig.columns_of(("name", "step", "value"), rows)
     alt = f"{', '.join(map(title_of, names))} over the steps.".capitalize()
     return fig.Chart(panels, table, alt, columns=min(2, len(names)), legend=False, kept="run")
+
+
+def side_by_side(runs: Mapping[str, TrainingRun], metric: str) -> fig.Chart:
+    """Several runs over the steps, by name: their loss, and a metric at the last layer of each, a line for each run."""
+    ends_of = {name: _last_layer(training, metric) for name, training in runs.items()}
+    losses = {name: _thinned(training, _loss(training)) for name, training in runs.items()}
+    panels, grids = [], []
+    layers = {grid.layers[0] for grid in ends_of.values() if grid.layers}
+    at = f"at layer {layers.pop()}" if len(layers) == 1 else "at the last layer of each"
+    for heading, lines_of in (("loss", losses), (f"{title_of(metric)} {at}", ends_of)):
+        shown = {name: grid for name, grid in lines_of.items() if grid.layers}
+        if not shown:
+            continue
+        drawn = np.concatenate([grid.value.ravel() for grid in shown.values()])
+        powers, lines = _powers(drawn), []
+        for k, name in enumerate(runs):
+            if name not in shown:
+                continue
+            grid = shown[name]
+            texts = [f"{name}\nstep {step}, {heading}: " for step in grid.steps]
+            line = _line(grid.steps, _on_axis(grid.value[0], powers), fig.line_colour(k), texts, _numbers(grid)[0])
+            lines.append(replace(line, name=name, group=name, index=k, noise=grid.noise[0]))
+            grids.append((name, grid))
+        panels.append(fig.Panel(fig.Axis("step", steps=True), _value_axis("", powers, drawn), lines, heading))
+    rows = [
+        (name, grid.metric, step, grid.layers[0] if grid.metric == metric else None, value)
+        for name, grid in grids
+        for step, value in zip(grid.steps, grid.value[0].tolist(), strict=True)
+    ]
+    table = fig.columns_of(("run", "metric", "step", "layer", "value"), rows)
+    alt = f"{len(runs)} runs over the steps: {' and '.join(str(panel.heading) for panel in panels)}."
+    return fig.Chart(panels, table, alt, columns=min(2, len(panels)), shared=True, kept=f"runs {metric}")
+
+
+def _last_layer(training: TrainingRun, metric: str) -> Grid:
+    """The values of a metric at the last layer that has it; without a layer where none has."""
+    grid = _thinned(training, training.grid(metric))
+    return grid._replace(layers=grid.layers[-1:], value=grid.value[-1:], floor=grid.floor[-1:])
+
+
+def _loss(training: TrainingRun) -> Grid:
+    """The loss as if it were of one layer, or of none if there is none."""
+    steps, values = training.scalar("loss")
+    value = np.array([values] if steps else [], dtype=float).reshape(int(bool(steps)), len(steps))
+    return Grid("loss", steps, [0] if steps else [], value, np.zeros_like(value), 0)
 
 
 def path_shares(training: TrainingRun) -> fig.Chart:

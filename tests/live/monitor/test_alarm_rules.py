@@ -44,7 +44,7 @@ from tests.live.monitor.made_up_runs import healthy, heard, otherwise, rows
         (TokenSize(drift=1.0), {"mu": lambda at, k: 10 ** (0.15 * k) if at == 1 else 30.0}, 1, None, 70, 80),
         (GradientSize(), {"grad_mlp": lambda at, k: 1e3 if at == 3 and k >= 2 else 0.2}, 3, None, 20, 40),
         (GradientSize(), {"grad_query_key": lambda at, k: 1e-7 if at == 4 else 0.01}, 4, None, 0, 20),
-        (GradientSize(), {"grad_query_key": lambda at, k: 1e-7}, 1, None, 0, 20),
+        (GradientSize(), {"grad_query_key": lambda at, k: 1e-8}, 1, None, 0, 20),
         (GradientSize(), {"grad_tokens": lambda at, k: 1e4 if k >= 6 else 1.0}, 1, None, 60, 80),
         (GradientSize(), {"grad_mlp": lambda at, k: None if k == 2 else 0.2}, 1, None, 20, 20),
         (DeadHead(), {"head_mu/1": lambda at, k: 1e-6 if at == 2 and k >= 3 else 2.0}, 2, 1, 30, 70),
@@ -150,12 +150,30 @@ def test_what_lies_below_its_floor_is_not_said_as_a_result(value: float, is_nois
     assert (f"{floor:.2g}" in alarm.sentence) is is_noise
 
 
+def test_what_lay_below_its_floor_at_first_is_not_said_as_a_result_either() -> None:
+    rule, alarms = Collapse(), []
+    for k in range(3):
+        made_up = otherwise({"relative_mu": lambda at, index: 6e-8 if at >= 3 else 0.7})
+        alarms += rule.on_measurement(rows(10 * k, made_up, k).with_columns(floor=pl.lit(9.5e-7)), 10 * k)
+    (alarm,) = alarms
+    less = "less than rounding shows (9.5e-07)"
+    assert f"({less} and {less} at the first measurement)" in alarm.sentence
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         # Measured in a healthy GPT-2 of 4 layers and width 64 without clipping, steps 10 to 60.
         {"grad_query_key": lambda at, k: 0.1 / 10 ** [3.8, 3.6, 3.0, 2.4, 1.8, 1.6][min(k, 5)]},
         {"grad_query_key": lambda at, k: 0.1 / 10**4.3},
+        # In one of 6 layers and width 48, measured every 5 steps: attention begins to learn at step 25, and goes on.
+        {
+            "grad_query_key": lambda at, k: (
+                0.1 / 10 ** [5.4, 5.3, 5.0, 4.6, 3.8, 2.2, 1.9, 1.6, 1.2, 0.8, 0.3, 0.0, -0.2][min(k, 12)]
+            )
+        },
+        # Its first layer begins before the others.
+        {"grad_query_key": lambda at, k: 0.1 / 10 ** (1.5 if at == 1 else 5.0 if k < 5 else 1.8)},
         # A head that learns to look at one token.
         {"entropy": lambda at, k: 0.3 if at == 2 and k > 3 else 2.5},
     ],

@@ -357,3 +357,83 @@ def test_a_hook_that_fails_later_does_not_reach_the_model(metrics: list[str], tm
 def test_a_step_without_a_call_is_said(tmp_path: Path) -> None:
     with Monitor(gpt2(), every=1, run=tmp_path) as monitor, raises(MonitorError, subject="model"):
         monitor.step()
+
+
+class TokensFirst(nn.Module):
+    """A block written by hand on `[token, batch, width]`; without attention, nothing shows which axis counts tokens."""
+
+    def __init__(self, attends: bool = True) -> None:
+        super().__init__()
+        self.mixed, self.mlp, self.attends = nn.Linear(8, 24), nn.Linear(8, 8), attends
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.attends:
+            q, k, v = (part.transpose(0, 1) for part in self.mixed(x).chunk(3, -1))
+            x = x + ((q @ k.transpose(1, 2)).softmax(-1) @ v).transpose(0, 1)
+        return x + self.mlp(x)
+
+
+class OfTokensFirst(nn.Module):
+    def __init__(self, attends: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([TokensFirst(attends) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def trained_tokens_first(run: Path, monitored: bool = True, backend: str = "", **options: Any) -> tuple[Any, Any]:
+    """(a model after three steps, its monitor); 7 tokens of 3 samples."""
+    model: Any = OfTokensFirst(options.pop("attends", True))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    called: Any = torch.compile(model, backend=backend, fullgraph=True) if backend else model
+    monitor = Monitor(called, METRICS, every=1, run=run, optimizer=optimizer, **options) if monitored else None
+    for step in range(3):
+        x = torch.randn(7, 3, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        loss = called(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if monitor is not None:
+            monitor.step(loss=loss)
+    if monitor is not None:
+        monitor.close()
+    return model, monitor
+
+
+@pytest.mark.parametrize("backend", ["", "aot_eager"])
+def test_tokens_on_the_first_axis_are_found_by_attention(backend: str, tmp_path: Path) -> None:
+    """Training batches of hand-written blocks were measured across the batch. In compiled code nothing is found."""
+    plain, _ = trained_tokens_first(tmp_path, monitored=False)
+    model, monitor = trained_tokens_first(tmp_path / "found", backend=backend)
+    _, told = trained_tokens_first(tmp_path / "told", backend=backend, layout="token first")
+    same = all(map(torch.equal, plain.parameters(), model.parameters()))
+    assert same or backend
+    said = [note for note in monitor.notes if "was assumed" in note]
+    assert bool(said) is bool(backend) and not [note for note in told.notes if "was assumed" in note]
+    assert table(tmp_path / "told")["samples"].filter(table(tmp_path / "told")["metric"] == "mu").unique().item() == 3
+    if not backend:
+        a, b = table(tmp_path / "found"), table(tmp_path / "told")
+        assert closest(a, b) == 0 and a.filter(metric="grad_tokens").equals(b.filter(metric="grad_tokens"))
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_layout_that_nothing_shows_is_said(probed: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"probe": torch.randn(7, 3, 8)} if probed else {}
+    _, monitor = trained_tokens_first(tmp_path, attends=False, **options)
+    assert any("was assumed; layout= says it" in note for note in monitor.notes)
+
+
+def test_a_first_block_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Attention is followed from torch function to torch function only while the first block runs."""
+    model = OfTokensFirst()
+    with Monitor(model, METRICS, every=1, run=tmp_path) as monitor:
+        with pytest.raises(RuntimeError):
+            model(torch.randn(7, 3, 9))
+        assert not torch._C._len_torch_function_stack()
+        model(torch.randn(7, 3, 8)).sum().backward()
+        monitor.step()
+    assert table(tmp_path).filter(metric="mu")["samples"].unique().item() == 3

@@ -85,7 +85,7 @@ async function show(found) {
     $("curves-title").textContent = `Over the steps, ${lines < layers ? `${lines} of the ${layers} layers` : "a line for each layer"}`;
   }
   $("run").closest(".card").classList.toggle("wide", !paths);
-  for (const name of ["map", "curves", "run", "gradients", "paths"]) {
+  for (const name of ["together", "map", "curves", "run", "gradients", "paths"]) {
     const figure = found.figures[name];
     $(name).closest(".card").hidden = !figure;
     if (figure) await rankscope.draw($(name), figure);
@@ -94,17 +94,9 @@ async function show(found) {
   document.body.dataset.metric = found.metric ?? "";
 }
 
-// Paths without the folders that all of them lie in.
-function shortened(paths) {
-  const parts = paths.map((path) => path.split("/"));
-  let shared = 0;
-  while (parts.every((names) => names.length > shared + 1 && names[shared] === parts[0][shared])) shared += 1;
-  return parts.map((names) => names.slice(shared).join("/"));
-}
-
 function options(found) {
   const runs = $("run-choice");
-  if (runs.options.length !== found.runs.length) runs.replaceChildren(...shortened(found.runs).map((name, place) => new Option(name, place)));
+  if (runs.options.length !== found.runs.length) runs.replaceChildren(...found.names.map((name, place) => new Option(name, place)));
   runs.title = found.runs[state.run];
   runs.hidden = found.runs.length < 2;
   const select = $("metric");

@@ -53,11 +53,13 @@ class Collapse(AlarmRule):
         if not collapsed:
             return {}
         layer, last = collapsed[-1], max(now)
-        sizes = [f"less than rounding shows ({_short(floors[at])})" if now[at] <= floors[at] else _short(now[at])
-                 for at in (layer, last)]  # fmt: skip
+        sizes, before = (
+            [f"less than rounding shows ({_short(floors[at])})" if x <= floors[at] else _short(x) for at, x in ends]
+            for ends in ([(at, now[at]) for at in (layer, last)], [(at, start[str(at)]) for at in (layer, last)])
+        )
         differ = f"{sizes[0]} of their size there and {sizes[1]} at layer {last}"
-        before = f"{_short(start[str(layer)])} and {_short(start[str(last)])} at the first measurement"
-        description = f"tokens collapse from layer {layer} on: they differ by {differ} ({before})"
+        differ += f" ({before[0]} and {before[1]} at the first measurement)"
+        description = f"tokens collapse from layer {layer} on: they differ by {differ}"
         return {"tokens": Fault(layer, None, description)}
 
 
@@ -136,9 +138,13 @@ class SizeRule(AlarmRule):
         super().__init__(patience, action)
         self.jump, self.drift = jump, drift
 
-    def changes(self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]) -> dict[str, Fault]:
+    def changes(
+        self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str],
+        harmless: Mapping[int, float] | None = None,
+    ) -> dict[str, Fault]:  # fmt: skip
         """A fault for each layer whose size (`now`) has jumped or drifted, or is not finite (`broken`: in how
-        many samples). `metric` tells several sizes of one rule apart; `words` say what has the size."""
+        many samples). `metric` tells several sizes of one rule apart; `words` say what has the size. A size that has
+        grown, and is below its `harmless` one, is compared with what it has grown to from then on."""
         faults = {}
         for layer, samples in broken.items():
             description = f"{words} of layer {layer} are no numbers, in {samples} readings"
@@ -153,7 +159,9 @@ class SizeRule(AlarmRule):
             log = logs.get(name, -math.inf)
             usual = recent.setdefault(name, start[name])
             drift, jump = log - start[name], log - usual
-            if abs(jump) > self.jump or abs(drift) > self.drift:
+            if (jump > self.jump or drift > self.drift) and size < (harmless or {}).get(layer, 0.0):
+                start[name] = recent[name] = log
+            elif abs(jump) > self.jump or abs(drift) > self.drift:
                 way, verb = WAYS[jump > 0 if abs(jump) > self.jump else drift > 0]
                 before = f"{_short(10**usual)} over the last measurements, {_short(10 ** start[name])} at the first"
                 description = f"{words} of layer {layer} {verb}: {_short(size)} now, {before}"
@@ -182,13 +190,14 @@ class TokenSize(SizeRule):
 
 class GradientSize(SizeRule):
     """Gradients of a layer blow up, vanish or are not finite. Where tokens collapse, those of queries and
-    keys vanish beside those of values and outputs (Noci et al. 2022).
+    keys vanish beside those of values and outputs (Noci et al. 2022). In healthy GPTs they begin small, and rise by
+    powers of ten once attention learns: they blow up only where they are larger than those of values and outputs.
 
     Args:
         apart: Powers of ten by which a layer may differ from the median of the layers.
         starved: Powers of ten by which gradients of queries and keys may be below those of values and
             outputs of the same layer. (In the first steps of healthy GPTs, whose attention is all but uniform, they
-            are below by up to 4; without skips by 6 and more.)
+            are below by up to 5.4; without skips by 8 and more at the last layer.)
         jump, drift: As in `SizeRule`.
     """
 
@@ -202,7 +211,7 @@ class GradientSize(SizeRule):
     )
 
     def __init__(
-        self, apart: float = 3.0, starved: float = 5.0, jump: float = 3.0, drift: float = 5.0,
+        self, apart: float = 3.0, starved: float = 6.0, jump: float = 3.0, drift: float = 5.0,
         patience: int = 3, action: Action = "warn",
     ) -> None:  # fmt: skip
         super().__init__(jump, drift, patience, action)
@@ -212,21 +221,22 @@ class GradientSize(SizeRule):
         """A fault for each metric, layer and direction; of several reasons for one, the first is given."""
         faults: dict[str, Fault] = {}
         changes: dict[str, Fault] = {}
+        values = rows.layers("grad_value_output")
         for metric, words in zip(self.metrics, self.WORDS, strict=True):
             now = rows.layers(metric)
+            harmless = values if metric == "grad_query_key" else {}
             middle, which = median(now.values()) if now else 0.0, "the median of the layers"
             high = [layer for layer in now if -_decades_fallen(middle, now[layer]) > self.apart]
             if high and high == list(now)[-len(high) :]:  # a gradient comes from the last layer: those before vanish
                 middle, which = now[high[-1]], "the last layer's"
             for layer, size in now.items():
                 above = -_decades_fallen(middle, size)
-                if abs(above) > self.apart:
+                if abs(above) > self.apart and not (above > 0 and size < harmless.get(layer, 0.0)):
                     way, verb = WAYS[above > 0]
                     beside = f"{_short(size)}, where {which} is {_short(middle)}"
                     fault = Fault(layer, None, f"{words} of layer {layer} {verb}: {beside}", f"{metric} {way}")
                     faults[f"{metric} {layer} {way}"] = fault
-            changes |= self.changes(metric, words, now, rows.broken(metric))
-        values = rows.layers("grad_value_output")
+            changes |= self.changes(metric, words, now, rows.broken(metric), harmless)
         for layer, size in rows.layers("grad_query_key").items():
             if _decades_fallen(values.get(layer, 0.0), size) > self.starved:
                 beside = f"{_short(size)}, where those of its values and outputs are {_short(values[layer])}"

@@ -27,9 +27,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, WatchError
+from rankscope.live.attention.observer import AttentionCall
+from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.block_hooks import has_listed_parts, modules_around
-from rankscope.live.hidden_states import hidden_states_in
+from rankscope.live.hidden_states import hidden_states_in, layout_in_attention, times_changed
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
 from rankscope.live.monitor.running_sums import MetricValues
@@ -105,6 +107,8 @@ class OperatorMeasurement:
         self.seen = torch.zeros(1, device="cpu")
         self.called_once = len({*map(id, blocks)}) == len(blocks)  # as far as the list of blocks says
         _by_id[id(self)] = self
+        open_layout = not plan.layout_known and plan.tensor_parallel is None
+        self.layout = LayoutFinder(plan, self.guarded) if open_layout else None
         self._hooks: list[Any] = []
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
         outer = next(iter(modules_around(model, blocks[0])), model)
@@ -112,6 +116,8 @@ class OperatorMeasurement:
         on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
         self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
         self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
+        if self.layout is not None:
+            self._hooks.append(blocks[0].register_forward_hook(self._on_first_left, always_call=True))
         for k, block in enumerate(dict.fromkeys(blocks)):
             self._hooks.append(block.register_forward_hook(partial(self._on_output, k + 1)))
 
@@ -220,7 +226,20 @@ class OperatorMeasurement:
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(iter(kwargs.values()), ())
-        self._take(0, block, kwargs.get("hidden_states", first))
+        hidden = kwargs.get("hidden_states", first)
+        follows = self.recording and not torch.compiler.is_compiling() and not _in_backward()
+        if follows and self.layout is not None and isinstance(hidden, Tensor) and self.layout.follow(hidden):
+            return  # it is read when the block is left, and attention has shown its layout
+        self._take(0, block, hidden)
+
+    def _on_first_left(self, block: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or self.layout is None:
+            return
+        hidden = self.layout.ended(failed=output is None)
+        if hidden is not None:
+            self._take(0, block, hidden)
+        if self.plan.layout_known:
+            self.layout = None
 
     def _on_output(self, position: int, block: nn.Module, args: Any, output: Any) -> None:
         self._take(position, block, output)
@@ -245,6 +264,48 @@ class OperatorMeasurement:
     def _on_gradient(self, layer: int, recorded: MetricValues, gradient: Tensor) -> None:
         if self.recording and recorded is self.recorded:
             self.guarded(lambda: recorded.add(layer, GRADIENT_METRIC, gradient_norms(self.plan, gradient)))
+
+
+class LayoutFinder:
+    """Finds which axis of the hidden states counts tokens, where blocks do not say it, from attention in the first
+    block, and writes it to the plan, as `first_input.py` does for a watch. What the block takes waits until then.
+    `guarded` calls a function so that its errors do not end a training."""
+
+    def __init__(self, plan: WatchPlan, guarded: Callable[..., None]) -> None:
+        self.plan = plan
+        self.hidden: Tensor | None = None  # what the first block took; None outside of it
+        self.assumed = False  # some were read in the plan's layout, which nothing had shown
+        self.tracer = FunctionTracer(lambda attention: guarded(self._on_attention, attention))
+
+    def follow(self, hidden: Tensor) -> bool:
+        """Follow these hidden states through the first block; False if their layout is known, or cannot be shown."""
+        if self.plan.layout_known or self.hidden is not None or hidden.ndim != 3:
+            return False
+        self.hidden, self.version = hidden, times_changed(hidden)
+        self.kept = hidden.detach().clone()  # the block may change them in place
+        self.tracer.block_entered(hidden)
+        return True
+
+    def ended(self, failed: bool) -> Tensor | None:
+        """The hidden states that were followed, to be read now; None if none were, or if the block failed."""
+        hidden, self.hidden = self.hidden, None
+        if hidden is not None:
+            self.tracer.block_left(failed=True)
+        if hidden is None or failed:
+            return None
+        self.assumed |= not self.plan.layout_known
+        return hidden if self.version == times_changed(hidden) else self.kept
+
+    def _on_attention(self, attention: AttentionCall) -> None:
+        plan = self.plan
+        if plan.layout_known or attention.self_attention is False or attention.unused:
+            return
+        if (layout := layout_in_attention(self.kept.shape, attention.sizes)) is None:
+            return
+        if self.assumed and layout != plan.layout:
+            came = f"attention shows that they are {layout}: give layout={layout!r}"
+            raise WatchError(f"hidden states were read as {plan.layout}; {came}", subject="layout")
+        plan.layout, plan.layout_known = layout, True
 
 
 class WatchMeasurement:

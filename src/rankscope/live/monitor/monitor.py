@@ -36,7 +36,7 @@ from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.schedule import Schedule
 from rankscope.live.monitor.weight_gradients import WeightGradients, parameter_groups
 from rankscope.live.monitor.weight_spectra import WeightSpectra
-from rankscope.live.notes import describe_model
+from rankscope.live.notes import describe_model, layout_note
 from rankscope.live.plan import make_plan
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
@@ -228,6 +228,9 @@ class Monitor:
         measured = (self.gradients, self.probe, self.jacobians, self.embeddings, self.paths)
         parts = [part for part in measured if part is not None]
         notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.sentences.values()]
+        plan = self.plan if self.inline is None else self.inline.plan
+        if self.last is not None and not plan.layout_known:
+            notes.append(layout_note(plan))
         if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
             notes.append(f"gradients and updates of weights are not measured: {made}")
