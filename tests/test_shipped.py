@@ -109,8 +109,9 @@ def test_names_that_mean_no_shipped_model(tmp_path: Path) -> None:
 def test_it_is_measured_by_name_on_its_own_images(net: Transformer, pixels: torch.Tensor) -> None:
     answer = answered("measure", "digit-vit", "--variants", "transformer", "--metrics", "relative_mu")
     assert answer["manifest"]["text"]["path"] == "held-out images, bundled" and answer["manifest"]["samples"] == 4
-    alone = measure(net, pixels[:4], ["relative_mu"]).curve("relative_mu")
-    found = [row["value"] for row in answer["table"]]
+    alone = measure(net, *net.encode(pixels[:4]), ["relative_mu"]).curve("relative_mu")
+    rows = sorted(answer["table"], key=lambda row: (row["sample"], row["layer"]))
+    found = [row["value"] for row in rows]
     assert found == pytest.approx(alone.flatten().tolist(), rel=1e-12)
     for wrong, sentence in {
         ("measure", "digit-vit", "--samples", "101"): "comes with 100 images; got samples=101",
@@ -132,7 +133,8 @@ def test_every_command_of_a_network_takes_it(tmp_path: Path) -> None:
         "depth digit-vit",
     ):
         assert printed(*line.split(), cwd=tmp_path), line
-    assert (tmp_path / "measured" / "report.html").is_file()
+    page = (tmp_path / "measured" / "report.html").read_text(encoding="utf-8")
+    assert "The first image of 4." in page and "4 images" in page
 
 
 @pytest.mark.slow
@@ -141,7 +143,7 @@ def test_its_training_is_measured_by_name(tmp_path: Path, net: Transformer, pixe
     assert "10 checkpoints in digit-vit." in said
     found = read_training(tmp_path / "runs" / "digit-vit")
     assert found.steps == STEPS and not len(found.alarms)
-    alone = measure(net, pixels[:2], ["relative_mu"]).curve("relative_mu").mean(0)
+    alone = measure(net, *net.encode(pixels[:2]), ["relative_mu"]).curve("relative_mu").mean(0)
     assert found.grid("relative_mu").value[:, -1].tolist() == pytest.approx(alone.tolist(), rel=1e-12)
     assert found.scalar("loss")[1][-1] == RECORD["losses"][-1]["held_out"]
 

@@ -145,7 +145,7 @@ def text_fields(options: TextOptions, excerpts: "list[str] | Tensor") -> dict[st
     from rankscope.runs import Text
 
     if not isinstance(excerpts, list):
-        return {"text": Text(path="held-out images, bundled"), "samples": len(excerpts)}
+        return {"text": Text(path="held-out images, bundled", split="image"), "samples": len(excerpts)}
     how: dict[str, Any] = {} if options.text is None else {"split": options.split, "field": options.field}
     first: dict[str, Any] = {"first": beginning(excerpts[0])} if excerpts else {}
     text = Text(path=options.text or "Moby Dick, bundled", **how, **first)
