@@ -2,8 +2,9 @@
 
 A shipped model is a folder of Hugging Face directories `checkpoint-N`, snapshots along its training. Its name stands
 for the last one; any of them is named like a folder, `digit-vit/checkpoint-640`. These folders lie in `data/models`;
-those of the package rankscope-models, where that is installed, are added to them. Nothing here imports torch:
-`load` (`sources/checkpoint.py`) and the command line (`cli/names.py`, `cli/inputs.py`) ask for names and folders.
+those of the package rankscope-models, where that is installed, are added to them. Importing this imports no torch:
+`load` (`sources/checkpoint.py`) and the command line (`cli/names.py`, `cli/inputs.py`) ask for names and folders;
+`rankscope.sources` has `held_out_images`.
 """
 
 import re
@@ -16,7 +17,7 @@ from rankscope.errors import FileError, SourceError
 from rankscope.naming import forgiven, path_exists
 
 if TYPE_CHECKING:
-    import numpy as np
+    from torch import Tensor
 
 MORE_SNAPSHOTS = "rankscope_models"  # The package that carries further snapshots
 DECODER = "moby-gpt"  # The model of `rankscope demo --decoder`
@@ -25,8 +26,8 @@ DECODER = "moby-gpt"  # The model of `rankscope demo --decoder`
 class HeldOutImages(NamedTuple):
     """Images that a model was not trained on, and what they show."""
 
-    pixel_values: "np.ndarray"  # `[image, channel, y, x]`, as the model takes them
-    labels: "np.ndarray"
+    pixel_values: "Tensor"  # `[image, channel, y, x]`, as the model takes them
+    labels: "Tensor"  # `[image]`, which of its classes each image is of
 
 
 def shipped_models() -> dict[str, dict[int, Path]]:
@@ -72,8 +73,14 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def held_out_images(model: str) -> HeldOutImages | None:
-    """Images that a shipped model of images was not trained on; None for one that reads text."""
+    """Images that a shipped model of images was not trained on, and their labels; None for any other model.
+
+    >>> images = held_out_images("digit-vit")
+    >>> images.pixel_values.shape, images.labels[:4].tolist()
+    (torch.Size([100, 1, 8, 8]), [0, 2, 4, 4])
+    """
     import numpy as np
+    import torch
 
     path = files("rankscope").joinpath("data/models", model, "held_out.npz")
     if not path.is_file():
@@ -81,7 +88,8 @@ def held_out_images(model: str) -> HeldOutImages | None:
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             # Pixels are whole numbers from 0 to 16; the model takes -1 to 1.
-            return HeldOutImages(arrays["images"][:, None] / 8 - 1, arrays["labels"])
+            pixels, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+            return HeldOutImages(pixels[:, None].double() / 8 - 1, labels.long())
     except (OSError, ValueError, KeyError) as error:
         raise FileError(
             f"the images of {model} cannot be read ({error}): install rankscope again", subject=model

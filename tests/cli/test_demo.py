@@ -76,7 +76,9 @@ def test_the_demo_of_a_decoder_says_that_it_has_none() -> None:
 def test_the_demo_of_a_decoder_that_was_dropped_in(with_decoder: Path, tmp_path: Path) -> None:
     done = process("demo", "--decoder", cwd=tmp_path, PYTHONPATH=str(with_decoder))
     assert done.returncode == 0, done.stderr
-    assert "moby-gpt, a trained Llama of 8 layers, reads 4 excerpts of Moby Dick, held out of its" in " ".join(done.stdout.split())
+    assert "moby-gpt, a trained Llama of 8 layers, reads 4 excerpts of Moby Dick, held out of its" in " ".join(
+        done.stdout.split()
+    )
     assert done.stdout.splitlines()[-1] == "Report: runs/demo-decoder/report.html"
     manifest = read(tmp_path / "runs" / "demo-decoder").entries["demo"].manifest
     assert manifest.model == "moby-gpt" and manifest.origin["family"] == "llama"

@@ -122,13 +122,11 @@ def read_inputs(options: TextOptions, *models: str) -> "list[str] | Tensor":
         raise SourceError(f"{sees}; got --text {options.text}: leave it out", subject="text")
     if others := [model for model in models if model not in seeing]:
         raise SourceError(f"{sees}, and {' and '.join(others)} text: compare what reads the same", subject="models")
-    import torch
-
     pixels, samples = next(iter(seeing.values())).pixel_values, options.samples or 4
     if len(pixels) < samples:
         has = f"{', '.join(seeing)} comes with {len(pixels)} images; got samples={samples}"
         raise TokensError(f"{has}: ask for fewer", subject="samples")
-    return torch.from_numpy(pixels[:samples])
+    return pixels[:samples]
 
 
 def stream_excerpts(options: TextOptions) -> "Excerpts":
