@@ -81,7 +81,7 @@ def test_the_demo_of_a_decoder_that_was_dropped_in(with_decoder: Path, tmp_path:
     )
     assert done.stdout.splitlines()[-1] == "Report: runs/demo-decoder/report.html"
     manifest = read(tmp_path / "runs" / "demo-decoder").entries["demo"].manifest
-    assert manifest.model == "moby-gpt" and manifest.origin["family"] == "llama"
+    assert manifest.model == "moby-gpt" and manifest.origin is not None and manifest.origin["family"] == "llama"
     # What it reads lies in the first chapter, which the script holds out.
     assert shipped_models.is_held_out("moby-dick", 0)
     prose = files("rankscope").joinpath("data/moby_dick.txt").read_text(encoding="utf-8")
