@@ -131,6 +131,7 @@ def test_every_command_of_a_network_takes_it(tmp_path: Path) -> None:
         "paths digit-vit --top 2",
         "bounds digit-vit",
         "depth digit-vit",
+        "cut digit-vit --keep 0.7 -o smaller",
     ):
         assert printed(*line.split(), cwd=tmp_path), line
     page = (tmp_path / "measured" / "report.html").read_text(encoding="utf-8")
