@@ -101,6 +101,7 @@ $(READY): pyproject.toml constraints.txt
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
 	$(INSTALL) -e '.[full,ray,trainer,lightning,tensorboard,wandb,mlflow]' --group dev
+	$(INSTALL) -e packages/rankscope-models
 	touch $(TESTS)
 
 # A new package in the list takes another number in WEIGHTS, so that older folders get it.

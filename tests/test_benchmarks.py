@@ -60,6 +60,7 @@ ALONE = {
     "peers",
     "rates",
     "recipes",
+    "shipped_models",
     "timing",
     "trained_encoders",
 }

@@ -52,7 +52,7 @@ def test_the_sdist_has_what_its_tests_need_and_builds_the_same_wheel(built: tupl
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     tree = tmp_path / NAMED
-    folders = ("src", "tests", "benchmarks", "docs")
+    folders = ("src", "tests", "benchmarks", "docs", "packages")
     single = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile"}
     single |= {"constraints.txt", "pyproject.toml", "PKG-INFO", ".gitignore"}
     assert files(tree, tree) == single.union(*(files(ROOT / folder, ROOT) for folder in folders))

@@ -13,6 +13,7 @@ FLOORS = [
     "errors",
     "extras",
     "naming",
+    "shipped",
     "shapes",
     "files",
     "figures",

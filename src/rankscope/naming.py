@@ -25,7 +25,7 @@ def forgiven(name: str, known: Iterable[str]) -> str:
     ['minilm', 'gpt2', 'mine']
     """
     names = list(known)
-    if name in names or name in OWNERLESS or _exists(name):
+    if name in names or name in OWNERLESS or path_exists(name):
         return name
     return {_bare(candidate): candidate for candidate in names}.get(_bare(name), name)
 
@@ -56,7 +56,7 @@ def may_be_on_hub(name: str, cache_dir: str | Path | None = None) -> bool:
     from huggingface_hub import constants
 
     kept = Path(cache_dir or constants.HF_HUB_CACHE) / f"models--{name}"
-    return hub_address() != HOME or _exists(str(kept))
+    return hub_address() != HOME or path_exists(str(kept))
 
 
 def hub_address() -> str:
@@ -79,7 +79,8 @@ def _bare(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).casefold()
 
 
-def _exists(name: str) -> bool:
+def path_exists(name: str) -> bool:
+    """True if there is a file or folder of this name."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):  # too long for a path, or with a null in it

@@ -26,6 +26,7 @@ MISSING = {
     "demo": ["demo"],
     "demo --train": ["report"],
     "measure minilm": ["demo"],
+    "measure digit-vit": ["models"],
     "measure ./model": ["models"],
     "measure bert-tiny --tokens 8 -o out": ["report"],
     "paths bert-tiny --tokens 8 -o out": ["report"],
@@ -126,7 +127,7 @@ def core() -> None:
 
 
 def models() -> None:
-    """A model of transformers, loaded and held against itself."""
+    """A model of transformers, loaded and held against itself; the one that comes with the wheel, by name."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -137,6 +138,7 @@ def models() -> None:
     origin: Any = net.origin
     assert origin.parity.states < 1e-9
     assert measure(net, net.encode(torch.arange(1000, 1008)[None])).curve("relative_residual").shape == (1, 3)
+    command("measure", "digit-vit", "--samples", "1")
 
 
 def plot() -> None:

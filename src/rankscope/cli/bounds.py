@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, split_names, text_fields
+from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, split_names, text_fields
 from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_folder
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, sparklines, titled
 
@@ -55,7 +55,7 @@ def bounds(
     theorem_names = None if theory.theorems is None else split_names("theorems", theory.theorems)
     theorems_named(theorem_names)
     opt.require_positive(threshold=theory.threshold, scale=theory.scale)
-    excerpts = read_excerpts(text)
+    excerpts = read_inputs(text, options.model)
     store = open_store(results.output)
     net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
     require_same_network(store, "bounds", {options.variant: net}, manifest_fields(net, options.model))

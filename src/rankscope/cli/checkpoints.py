@@ -15,7 +15,7 @@ from rankscope.cli.inputs import (
     MeasureTask,
     command_line,
     has_tokenizer,
-    read_excerpts,
+    read_inputs,
     require_tokenizer,
     split_names,
     text_fields,
@@ -23,9 +23,12 @@ from rankscope.cli.inputs import (
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
+from rankscope.extras import need
+from rankscope.shipped import MORE_SNAPSHOTS, shipped_model, shipped_models
 
 if TYPE_CHECKING:
     import polars as pl
+    from torch import Tensor
 
     from rankscope.cli.show import Tell
     from rankscope.live.monitor import Measurement
@@ -79,13 +82,14 @@ def checkpoints(
     metrics = MeasureTask.parse(options.metrics).metrics
     saved = checkpoints_in(directory)
     require_report("a report of checkpoints", "transformers")
-    excerpts = read_excerpts(text)
-    name = directory.resolve().name
+    excerpts = read_inputs(text, str(directory))
+    shipped = shipped_model(str(directory))
+    name = shipped or directory.resolve().name
     output = Path("runs") / name if output is None else output
     more: dict[str, Any] = {} if options.config is None else {"config": str(options.config.resolve())}
     key = key_of(
-        directory=str(directory.resolve()), metrics=metrics, tokens=text.tokens, samples=len(excerpts),
-        excerpts=excerpts, tokenizer=options.tokenizer,
+        directory=shipped or str(directory.resolve()), metrics=metrics, tokens=text.tokens, samples=len(excerpts),
+        excerpts=excerpts if isinstance(excerpts, list) else "images", tokenizer=options.tokenizer,
         **more,
     )  # fmt: skip
     manifest = begun(options.device).adding(
@@ -139,9 +143,15 @@ def metric_disagreement(run: "TrainingRun") -> str:
 
 
 def checkpoints_in(directory: Path) -> list[CheckpointRow]:
-    """The `checkpoint-N` folders of a training in the order of N, or else its files of weights in the order of their
-    steps; a folder without any is refused."""
+    """The `checkpoint-N` folders of a training or of a shipped model in the order of N, or else a training's files of
+    weights in the order of their steps; a folder without any is refused."""
     subject = str(directory)
+    model = shipped_model(subject)
+    if model is not None and "/" not in subject:
+        snapshots = shipped_models()[model]
+        if len(snapshots) == 1:
+            need(f"a look at {model} along its training", MORE_SNAPSHOTS)
+        return [CheckpointRow(step, folder) for step, folder in snapshots.items()]
     if not directory.is_dir():
         raise FileError(f"a folder of checkpoints must be a directory; there is none at {directory}", subject=subject)
     matches = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
@@ -198,7 +208,7 @@ def require_same_work(output: Path, key: dict[str, Any]) -> None:
 
 
 def measure_checkpoint(
-    checkpoint: CheckpointRow, options: CheckpointOptions, texts: list[str], tokens: int, tell: "Tell"
+    checkpoint: CheckpointRow, options: CheckpointOptions, texts: "list[str] | Tensor", tokens: int, tell: "Tell"
 ) -> "Measurement":
     """The measurement that a Monitor would have made at that step; if it fails, an alarm with the reason."""
     import polars as pl

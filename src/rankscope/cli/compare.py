@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.compare_training import compare_trainings, is_training, unique_titles
-from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_excerpts, text_fields
+from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_inputs, text_fields
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.names import model_named
 from rankscope.cli.output import open_store, require_same_network, with_manifest
@@ -71,7 +71,7 @@ def compare(
         for title, side in zip(titles, sides, strict=True)
     ]
     saved = {side.thing: saved_profile(side.thing, side.title, task.metrics) for side in sides if side.model is None}
-    excerpts = read_excerpts(text) if models else []
+    excerpts = read_inputs(text, *models) if models else []
     trained = replace(options, init=None, seed=None)
     nets = {
         model: network(model, options if model in random else trained, options.device, quiet=results.silent)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, read_excerpts
+from rankscope.cli.inputs import network, read_inputs
 from rankscope.cli.show import console, machine, progress, say, say_where, titled
 from rankscope.errors import FileError, SourceError
 
@@ -41,16 +41,17 @@ def cut(
 ) -> None:
     """Take out of a model the layers that are needed least, and write what is left as a model that transformers loads.
 
-    MODEL is minilm, a directory or a hub id. What is needed is measured on a text; the model that is written has the
-    task head and tokenizer of the whole one, is loaded again and compared with the network that was measured. Without
-    [bold]-o[/bold] nothing is written: it says what would be taken out, and what the output would lose by it.
+    MODEL is minilm, digit-vit, a directory or a hub id. What is needed is measured on a text; the model that is
+    written has the task head and tokenizer of the whole one, is loaded again and compared with the network that was
+    measured. Without [bold]-o[/bold] nothing is written: it says what would be taken out, and what the output would
+    lose by it.
     """
     from rankscope.depths import cut as cut_network
     from rankscope.depths.losses import next_token_loss
     from rankscope.sources.load import is_drawn
     from rankscope.sources.shortened import original
 
-    excerpts = read_excerpts(text)
+    excerpts = read_inputs(text, model)
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileError(f"{output} must be a new or empty folder; it holds something already", subject=str(output))
     if output is not None and is_drawn(model):
@@ -60,7 +61,7 @@ def cut(
     net = network(model, opt.NetworkOptions(), choice.device, quiet=printing.silent)
     full_model: Any = None if is_drawn(model) else original(model)
     encoded, loss = net.encode(excerpts, text.tokens), None
-    if by == "gradient" and full_model is not None and net.arch.mask == "causal":
+    if isinstance(excerpts, list) and by == "gradient" and full_model is not None and net.arch.mask == "causal":
         loss = next_token_loss(full_model, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
     with progress(printing.silent) as start:
         tell = start(f"layers by {by}")

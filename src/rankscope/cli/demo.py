@@ -9,6 +9,8 @@ from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, tex
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables, open_store, require_report, with_manifest
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, titled
+from rankscope.errors import SourceError
+from rankscope.shipped import DECODER, shipped_names
 
 if TYPE_CHECKING:
     import polars as pl
@@ -23,11 +25,19 @@ VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")
 """What a verdict needs to name a cause: the whole, each part taken out by itself, and attention alone."""
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
+READERS = {
+    "minilm": "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick,",
+    DECODER: f"{DECODER}, a trained Llama of 8 layers, reads 4 excerpts of Moby Dick, held out of its training,",
+}
+"""The model of each demo, and what it reads."""
 TRAININGS = {"whole": 1.0, "no-skips": 0.0}  # The folder of each training run, and the weight of its skips
 
 
 def demo(
     train: Annotated[bool, opt.option(opt.NETWORK, " ", "train_gpt", (), "--train")] = False,
+    decoder: Annotated[
+        bool, opt.option(opt.NETWORK, " ", "decoder", (), "--decoder", hidden=DECODER not in shipped_names())
+    ] = False,
     steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
     output: Annotated[Path | None, opt.output_option("runs/demo or runs/demo-train")] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
@@ -36,36 +46,43 @@ def demo(
 
     With --train: train a small GPT, whole and without skips, under the monitor (about two minutes).
     """
+    if train and decoder:
+        raise SourceError(
+            "--train trains a network, --decoder measures another; got both: leave one out", subject="train"
+        )
+    if decoder and DECODER not in shipped_names():
+        raise SourceError(f"--decoder needs {DECODER}, which is not in this version: leave it out", subject="decoder")
     if train:
         train_demo(output or Path("runs/demo-train"), steps, printing)
+    elif decoder:
+        measure_demo(DECODER, output or Path("runs/demo-decoder"), printing)
     else:
-        measure_demo(output or Path("runs/demo"), printing)
+        measure_demo("minilm", output or Path("runs/demo"), printing)
 
 
-def measure_demo(output: Path, printing: opt.PrintOptions) -> None:
-    """Measure variants of MiniLM, its paths and what is proved of it; write the report."""
+def measure_demo(model: str, output: Path, printing: opt.PrintOptions) -> None:
+    """Measure variants of a model, its paths and what is proved of it; write the report."""
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory
     from rankscope.sources import load
     from rankscope.sources.checkpoint import MINILM
 
-    require_report("the demo", MINILM, "transformers")
+    require_report("the demo", *([MINILM] if model == "minilm" else []), "transformers")
     store = open_store(output)
     assert store is not None
     if not printing.silent:
         say(
-            "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick, "
-            "128 tokens each: whole, without its attention skips, its MLPs, its norms, without any skip, and "
-            "attention alone (san). In deviation arithmetic, which has no floor.\n"
+            f"{READERS[model]} 128 tokens each: whole, without its attention skips, its MLPs, its norms, without any "
+            "skip, and attention alone (san). In deviation arithmetic, which has no floor.\n"
         )
-    net = load("minilm")
+    net = load(model)
     texts = bundled_text(samples=4, tokens=128)
     X, padding = net.encode(texts, 128)
     report_tables = ReportTables(net, DRAWN, X, padding, net.words(texts[:1], 128))
     jobs = {name: (net.variant(name), X, padding) for name in VARIANTS}
     profile = measure_all(jobs, MeasureTask(list(DEFAULT_METRICS)), printing.silent, tables=report_tables)
     read = text_fields(opt.TextOptions(tokens=128), texts)
-    profile = with_manifest(profile, **manifest_fields(net, "minilm"), **read)
+    profile = with_manifest(profile, **manifest_fields(net, model), **read)
     tables: dict[str, pl.DataFrame | SavedTable] = {}
     if profile.manifest.stopped is None:
         more, closure = paths_and_certificates(net, texts, profile.manifest, printing.silent)

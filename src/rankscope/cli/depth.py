@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, text_fields
+from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
 from rankscope.cli.measure import ANNOUNCED_SECONDS
 from rankscope.cli.output import open_store, require_same_network, with_manifest, write_folder
 from rankscope.cli.show import complain, console, machine, progress, say, say_report, say_where, titled
@@ -48,7 +48,7 @@ def depth(
     from rankscope.depths import depth as card_of
     from rankscope.files import write_text
 
-    excerpts = read_excerpts(text)
+    excerpts = read_inputs(text, options.model)
     store = open_store(results.output)
     net = network(options.model, options, options.device, options.stream, results.silent)
     fields = manifest_fields(net, options.model)

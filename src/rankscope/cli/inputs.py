@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rankscope.cli.names import say_hub
 from rankscope.cli.options import NetworkOptions, TextOptions
 from rankscope.errors import ArchitectureError, FileError, MetricError, RankscopeError, SourceError, TokensError, one_of
+from rankscope.shipped import held_out_images, shipped_model
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
     from rankscope.runs import Manifest
@@ -107,6 +110,25 @@ def read_excerpts(options: TextOptions) -> list[str]:
     return bundled_text(samples, options.tokens)
 
 
+def read_inputs(options: TextOptions, *models: str) -> "list[str] | Tensor":
+    """What models of these names read: the first excerpts of the text, or the first of the images that come with a
+    shipped model of images."""
+    held_out = {model: held_out_images(name) for model in models if (name := shipped_model(model))}
+    seeing = {model: images for model, images in held_out.items() if images is not None}
+    if not seeing:
+        return read_excerpts(options)
+    sees = f"{' and '.join(seeing)} must read images, which come with it"
+    if options.text is not None:
+        raise SourceError(f"{sees}; got --text {options.text}: leave it out", subject="text")
+    if others := [model for model in models if model not in seeing]:
+        raise SourceError(f"{sees}, and {' and '.join(others)} text: compare what reads the same", subject="models")
+    pixels, samples = next(iter(seeing.values())).pixel_values, options.samples or 4
+    if len(pixels) < samples:
+        has = f"{', '.join(seeing)} comes with {len(pixels)} images; got samples={samples}"
+        raise TokensError(f"{has}: ask for fewer", subject="samples")
+    return pixels[:samples]
+
+
 def stream_excerpts(options: TextOptions) -> "Excerpts":
     """All excerpts of a text, read one after another, each long enough for the tokens that are asked for."""
     from rankscope.sources import excerpts
@@ -116,10 +138,12 @@ def stream_excerpts(options: TextOptions) -> "Excerpts":
     return excerpts(str(options.text), options.split, options.field, longest=longest)
 
 
-def text_fields(options: TextOptions, excerpts: list[str]) -> dict[str, Any]:
+def text_fields(options: TextOptions, excerpts: "list[str] | Tensor") -> dict[str, Any]:
     """Fields of the manifest that say what was read."""
     from rankscope.runs import Text
 
+    if not isinstance(excerpts, list):
+        return {"text": Text(path="held-out images, bundled", split="image"), "samples": len(excerpts)}
     how: dict[str, Any] = {} if options.text is None else {"split": options.split, "field": options.field}
     first: dict[str, Any] = {"first": beginning(excerpts[0])} if excerpts else {}
     text = Text(path=options.text or "Moby Dick, bundled", **how, **first)

@@ -8,6 +8,7 @@ import typer
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.show import console, machine, progress, say, titled
+from rankscope.shipped import shipped_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,7 +140,8 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
             for family in families
         ]
         return machine({"presets": list(PRESETS), "families": rows})
-    say(f"By name, random weights: {', '.join(PRESETS)}.", "By name, trained: minilm (the demo extra).")
+    trained = ", ".join(["minilm (the demo extra)", *shipped_names()])
+    say(f"By name, random weights: {', '.join(PRESETS)}.", f"By name, trained: {trained}.")
     if not families:
         return say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
     say("Loaded: a directory or an id on the hub, of one of these families.\n")

@@ -50,6 +50,7 @@ def measure(
     """
     from rankscope.profiles.verdict import agreement
     from rankscope.report import verdict, write_run_directory
+    from rankscope.sources import Excerpts
 
     checks = {name: getattr(measured, name) for name in ("check", "confirm")}
     task = MeasureTask.parse(measured.metrics, measured.arithmetic, checks)
@@ -61,18 +62,19 @@ def measure(
             f"--on goes with a text of any length; got --on {options.on} without --text: give one", subject="on"
         )
     # The text is looked at first: a model takes longer to load than a path to be misspelt.
-    excerpts = inputs.stream_excerpts(text) if text.text is not None else inputs.read_excerpts(text)
+    excerpts = inputs.stream_excerpts(text) if text.text is not None else inputs.read_inputs(text, options.model)
     store = open_store(results.output)
     net = network(options.model, options, options.device, options.stream, results.silent)
     nets = {name: net.variant(name) for name in variants}
-    entry = "measure" if isinstance(excerpts, list) else "corpus"
+    entry = "corpus" if isinstance(excerpts, Excerpts) else "measure"
     require_same_network(store, entry, nets, manifest_fields(net, options.model))
-    if not isinstance(excerpts, list):
+    if isinstance(excerpts, Excerpts):
         from rankscope.cli.corpus import measure_text
 
         return measure_text(net, store, options, text, task, results)
     X, padding = net.encode(excerpts, text.tokens)
-    tables = None if store is None else ReportTables(net, variants, X, padding, net.words(excerpts[:1], text.tokens))
+    words = net.words(excerpts[:1], text.tokens) if isinstance(excerpts, list) else None
+    tables = None if store is None else ReportTables(net, variants, X, padding, words)
     jobs = {name: (net, X, padding) for name, net in nets.items()}
     profile = measure_all(jobs, task, results.silent, tables=tables)
     profile = with_manifest(profile, **manifest_fields(net, options.model), **text_fields(text, excerpts))

@@ -18,12 +18,14 @@ from rankscope.errors import SourceError
 from rankscope.files import must_be_text
 from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
 from rankscope.remedies.names import REMEDY_FILES
+from rankscope.shipped import shipped_folder, shipped_model, shipped_names
 
 DATA: dict[str, Any] = tomllib.loads(
     files("rankscope").joinpath("data", "command_line.toml").read_text(encoding="utf-8")
 )
 _NAMES: dict[str, tuple[str, ...]] = {kind: tuple(names) for kind, names in DATA["names"].items()}
-MODELS, VARIANTS, MASKS, METRICS = (_NAMES[kind] for kind in ("models", "variants", "masks", "metrics"))
+PRESETS, VARIANTS, MASKS, METRICS = (_NAMES[kind] for kind in ("presets", "variants", "masks", "metrics"))
+MODELS = ("minilm", *shipped_names(), *PRESETS)
 PARTS, ARITHMETICS, INITS = (_NAMES[kind] for kind in ("parts", "arithmetics", "inits"))
 SPLITS, DEVICES, THEOREMS = (_NAMES[kind] for kind in ("splits", "devices", "theorems"))
 REMEDIES = tuple(REMEDY_FILES)
@@ -77,7 +79,13 @@ def model_named(name: str) -> str:
     ('minilm', 'bert-tiny', 'google/bert_uncased_L-2_H-128_A-2')
     """
     called = forgiven(name, MODELS)
-    if called in MODELS or called.endswith(".json") or Path(called).exists() or may_be_on_hub(called):
+    if (
+        called in MODELS
+        or shipped_folder(called) is not None
+        or called.endswith(".json")
+        or Path(called).exists()
+        or may_be_on_hub(called)
+    ):
         return called
     listed = "rankscope models lists the names"
     if is_path(called):
@@ -103,7 +111,7 @@ def text_named(path: str | None) -> str | None:
 
 def say_hub(model: str, quiet: bool) -> None:
     """Say on stderr that the hub is asked for a model that is not on this machine."""
-    local = model in MODELS or model.endswith(".json") or Path(model).exists()
+    local = model in MODELS or shipped_model(model) or model.endswith(".json") or Path(model).exists()
     if not (local or quiet):
         sys.stderr.write(CONTROLS.sub("", f"looking for {model} on the hub ...") + "\n")
         sys.stderr.flush()

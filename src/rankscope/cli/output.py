@@ -100,11 +100,16 @@ def where_written(output: Path | None) -> str:
 class ReportTables:
     """Reads the token cloud and the singular values, which the report draws, of a few of the variants.
 
-    `words` are those of the first text in `X`, which the cloud shows.
+    `words` are those of the first text in `X`, which the cloud shows; without them it shows the numbers of tokens.
     """
 
     def __init__(
-        self, net: "Transformer", variants: Sequence[str], X: "Tensor", padding: "Tensor", words: list[list[str]]
+        self,
+        net: "Transformer",
+        variants: Sequence[str],
+        X: "Tensor",
+        padding: "Tensor",
+        words: list[list[str]] | None = None,
     ) -> None:
         from rankscope.profiles.readers import ShapeReader
         from rankscope.profiles.spectra import SpectrumReader

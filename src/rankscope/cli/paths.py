@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_excerpts, text_fields
+from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
 from rankscope.cli.output import open_store, require_same_network, where_written, write_folder
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, steps, titled
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.table import Table
+    from torch import Tensor
 
     from rankscope.nets import Transformer
     from rankscope.paths import ByLength, Decomposition, Heaviest
@@ -40,7 +41,7 @@ def paths(
     """
     from rankscope.runs import manifest_of
 
-    excerpts = read_excerpts(text)
+    excerpts = read_inputs(text, options.model)
     store = open_store(results.output)
     net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
     require_same_network(store, "paths", {options.variant: net}, manifest_fields(net, options.model))
@@ -82,7 +83,7 @@ class PathSums(NamedTuple):
     stopped: bool = False
 
 
-def sum_paths(net: "Transformer", excerpts: list[str], tokens: int, top: int, quiet: bool) -> PathSums:
+def sum_paths(net: "Transformer", excerpts: "list[str] | Tensor", tokens: int, top: int, quiet: bool) -> PathSums:
     """Sum the paths of a network by length and by head, and find the `top` heaviest single ones."""
     from rankscope.paths import decompose
 

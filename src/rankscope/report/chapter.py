@@ -153,7 +153,7 @@ def facts(run: ReportedRun) -> list[str]:
     ]
     words = sizes[:1] if len(set(sizes)) == 1 else [f"{len(set(sizes))} sizes of network"] if sizes else []
     if run.measured is not None:
-        words += [counted(run.excerpts, "excerpt"), f"{', '.join(run.measured.arithmetics)} arithmetic"]
+        words += [counted(run.excerpts, run.sample), f"{', '.join(run.measured.arithmetics)} arithmetic"]
     if run.training is not None and run.measured is None:
         models = [network.model or {} for network in run.training.manifest.networks[:1]]
         words += [f"{model['parameters']:,} parameters" for model in models if isinstance(model.get("parameters"), int)]

@@ -76,6 +76,11 @@ class ReportedRun:
         return self.measured.excerpts if isinstance(self.measured, Summary) else table["sample"].n_unique()
 
     @property
+    def sample(self) -> str:
+        """What the network read several of: images, or excerpts of a text."""
+        return "image" if self.manifest.text is not None and self.manifest.text.split == "image" else "excerpt"
+
+    @property
     def title(self) -> str:
         """What was run, for a heading."""
         if self.outcomes and self.measured is None:

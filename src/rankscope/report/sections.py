@@ -120,10 +120,10 @@ def _apart(run: ReportedRun) -> str:
         return ""
     norm = "" if lead == "relative_mu" else f", the verdict's {symbol_of(lead)}"
     every = run.excerpts
-    over = f"{' and' if norm else ', the verdict'} is of all {every} excerpts" if every > 1 else ""
+    over = f"{' and' if norm else ', the verdict'} is of all {every} {run.sample}s" if every > 1 else ""
     if not norm + over:
         return ""
-    return sentence("cloud", "apart", symbol=symbol_of("relative_mu"), norm=norm, over=over)
+    return sentence("cloud", "apart", symbol=symbol_of("relative_mu"), norm=norm, over=over, sample=run.sample)
 
 
 def _percent(share: float) -> str:
@@ -138,8 +138,8 @@ def _which(run: ReportedRun, k: int) -> str:
     first = run.manifest.text.first if run.manifest.text is not None else None
     begins = f": “{first[:200]}”" if first else "."
     if k == 1:
-        return f"The first excerpt of {every}{begins}"
-    return f"The first {k} excerpts of {every}."
+        return f"The first {run.sample} of {every}{begins}"
+    return f"The first {k} {run.sample}s of {every}."
 
 
 def _few(run: ReportedRun, table: pl.DataFrame, excerpt: bool = True) -> str:
@@ -148,12 +148,12 @@ def _few(run: ReportedRun, table: pl.DataFrame, excerpt: bool = True) -> str:
     measured = names if run.measured is None else run.measured.variants
     drawn = f"Drawn are {min(len(names), VARIANTS)} of the {len(measured)} variants: {', '.join(names[:VARIANTS])}."
     few = f" {drawn}" if len(measured) > min(len(names), VARIANTS) else ""
-    return f"{few} One excerpt is shown of {samples}." if excerpt and samples > 1 else few
+    return f"{few} One {run.sample} is shown of {samples}." if excerpt and samples > 1 else few
 
 
 def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
     samples = table["sample"].n_unique()
-    over = f", geometric means over {samples} excerpts" if samples > 1 else ""
+    over = f", geometric means over {samples} {run.sample}s" if samples > 1 else ""
     caption = f"{sentence('spectrum', 'caption', over=over)}{_few(run, table, excerpt=False)}"
     plot = Plot("spectrum", [("", spectrum_chart(table))], caption)
     return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])

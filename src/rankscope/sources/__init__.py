@@ -1,5 +1,6 @@
-"""Networks and tokens: `load` a model, `fresh` random weights, excerpts of text."""
+"""Networks and tokens: `load` a model, `fresh` random weights, excerpts of text, images."""
 
+from rankscope.shipped import held_out_images
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.fresh import PRESETS, fresh, preset, untrained
 from rankscope.sources.load import load, named_network
@@ -14,6 +15,7 @@ __all__ = [
     "bundled_excerpts",
     "excerpts",
     "fresh",
+    "held_out_images",
     "load",
     "named_network",
     "preset",

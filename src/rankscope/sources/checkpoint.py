@@ -26,6 +26,7 @@ from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
+from rankscope.shipped import shipped_folder, shipped_names
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.fresh import PRESETS
 
@@ -68,17 +69,23 @@ class Checkpoint:
 
 
 def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
-    """Find a checkpoint: the embedded model, a directory, or an id on the hub.
+    """Find a checkpoint: the embedded model, one that is shipped, a directory, or an id on the hub.
 
     A name that can be none of these is refused before the hub is asked. A hub that does not answer within
     seconds is not asked: only its cache on this machine is read.
     """
-    source = forgiven(source, ["minilm"])
+    source = forgiven(source, ["minilm", *shipped_names()])
     if source == "minilm":
         need("the embedded default model 'minilm'", MINILM)
         spec = find_spec(MINILM)
         assert spec is not None and spec.submodule_search_locations
         return CheckpointLocation(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
+    shipped = shipped_folder(source)
+    if shipped is not None:
+        if "revision" in options:
+            advice = "leave out revision, and name a snapshot as in digit-vit/checkpoint-640"
+            raise SourceError(f"{source} comes with rankscope and has no revisions: {advice}", subject="revision")
+        return CheckpointLocation(str(shipped), source, options)
     if not source:
         raise FileError("a model is 'minilm', a directory or an id on the hub; got an empty name", subject="source")
     expected = "a model directory must hold config.json and its weights"
@@ -129,11 +136,12 @@ def _connects(host: str, port: int, seconds: float) -> bool:
 
 
 def _unknown(source: str) -> str:
-    suggestion = nearest(source, ["minilm", *PRESETS])
+    suggestion = nearest(source, ["minilm", *shipped_names(), *PRESETS])
     if is_path(source):
         return f"a model must be a directory with config.json and its weights; there is none at {source}"
     hint = f" (fresh({suggestion!r}) builds one with random weights)" if suggestion else ""
     hint = " (load('minilm') is the embedded one)" if suggestion == "minilm" else hint
+    hint = f" (load({suggestion!r}) comes with rankscope)" if suggestion in shipped_names() else hint
     return f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
 
 

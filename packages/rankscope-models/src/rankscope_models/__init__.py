@@ -1,0 +1,1 @@
+"""Folders `MODEL/checkpoint-N` for `rankscope.shipped`: snapshots along the training of models that rankscope ships."""
