@@ -2,7 +2,6 @@
 
 import math
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import mpmath
@@ -16,18 +15,13 @@ from rankscope.deviation import perturbation, scaled, softmax
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import ValidTokens
+from tests.interpreted import needs_interpreter
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton"),
+    needs_interpreter,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of the interpreter: rows of padding see nothing
 ]
 EPS = torch.finfo(torch.float64).eps
-
-
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
-    return import_module("rankscope.deviation.softmax_triton")
 
 
 @st.composite

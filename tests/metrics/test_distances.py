@@ -2,7 +2,6 @@
 
 import math
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,11 +12,8 @@ from torch import Tensor
 
 from rankscope.metrics import max_cosine_gap
 from rankscope.metrics.distances import largest_square_distance, largest_sum_distance
+from tests.interpreted import needs_interpreter
 from tests.strategies import matrices
-
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton"
-)
 
 
 @given(matrices(rows=(1, 40), columns=(1, 40)), st.integers(0, 40), st.sampled_from([0.0, 1.0, 1e8]), st.booleans())
@@ -50,13 +46,12 @@ def test_the_widest_angle_is_that_of_the_differences_of_unit_vectors(X: Tensor, 
 def kernel(P: Tensor, valid: Tensor | None = None, rows: int = 32) -> Tensor:
     """The largest L1 distances by Triton's interpreter."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
         fused: Any = import_module("rankscope.metrics.distances_triton")
         patch.setattr(fused, "ROWS", rows)
         return fused.fused_sum_distance(P, valid)
 
 
-@needs_triton
+@needs_interpreter
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 12), st.integers(1, 6)),
     rows=st.sampled_from([2, 4, 32]),
@@ -76,7 +71,7 @@ def test_the_kernel_gives_the_largest_sum(
     torch.testing.assert_close(found, largest_sum_distance(P, valid), rtol=1e-13, atol=0.0)
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which meets NaN
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [0, 4, 8])

@@ -2,7 +2,6 @@
 
 import math
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from rankscope.metrics import METRICS, metric
 from rankscope.metrics import token_norms as module
 from rankscope.metrics.token_norms import composite_norm, frobenius_norm, max_norm, token_norms
 from rankscope.metrics.tokens import tokens, tokens_of
+from tests.interpreted import needs_interpreter
 from tests.strategies import matrices
 
 FAMILY = ["residual", "relative_residual", "mu", "relative_mu", "max_residual", "relative_max_residual"]
@@ -68,7 +68,7 @@ def test_pieces_give_the_plain_formulas(batch: tuple[Tensor, Tensor | None], pie
         check(*batch, token_norms(*batch))
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton")
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @given(batch=batches(), entries=st.sampled_from([32, 1024]))
 def test_the_kernel_gives_the_plain_formulas(batch: tuple[Tensor, Tensor | None], entries: int) -> None:
@@ -81,18 +81,15 @@ def test_the_kernel_gives_the_plain_formulas(batch: tuple[Tensor, Tensor | None]
 def kernel(X: Tensor, valid: Tensor | None, entries: int = 1024) -> Tensor:
     """The norms by Triton's interpreter."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
         fused: Any = import_module("rankscope.metrics.token_norms_triton")
         patch.setattr(fused, "ENTRIES", entries)
         return fused.fused_token_norms(X, valid)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("of", ["torch", "kernel"])
+@pytest.mark.parametrize("of", ["torch", pytest.param("kernel", marks=needs_interpreter)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_sample_that_is_not_finite_is_nan_and_no_other(of: str, bad: float) -> None:
-    if of == "kernel" and find_spec("triton") is None:
-        pytest.skip("torch for CPUs comes without triton: pip install triton")
     X, valid = torch.randn(3, 5, 20), torch.ones(3, 5, dtype=torch.bool)
     X[0, 1, 17], X[2, 4, 3], valid[2, 4] = bad, bad, False
     norms = (token_norms if of == "torch" else kernel)(X, valid)

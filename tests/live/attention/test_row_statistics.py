@@ -2,7 +2,6 @@
 
 import math
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from rankscope.live import AttentionScores, row_statistics
 from rankscope.live.attention import row_statistics as module
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.metrics import RowStatistics
+from tests.interpreted import needs_interpreter
 from tests.raising import raises
 
 EPS = torch.finfo(torch.float32).eps
@@ -139,7 +139,7 @@ def test_every_number_is_that_of_the_softmax(given: dict[str, Any], several: int
     close(found, truth(s, sinks, first), rounding(given), keys)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="torch for CPUs comes without triton: pip install triton")
+@needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: rows that see no key are 0 / 0
 @given(given=options(most=50), seed=st.integers(0, 99))
 def test_the_kernel_for_gpus_gives_the_same(given: dict[str, Any], seed: int) -> None:
@@ -147,7 +147,6 @@ def test_the_kernel_for_gpus_gives_the_same(given: dict[str, Any], seed: int) ->
     if given["query"].dtype == torch.bfloat16:
         given = {name: x.float() if getattr(x, "dtype", None) == torch.bfloat16 else x for name, x in given.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")  # read when the kernel is defined
         fused = import_module("rankscope.live.attention.row_statistics_triton")
         small = {"QUERIES": 16, "KEYS": 16, "num_warps": 4, "num_stages": 1}
         patch.setattr(fused, "_blocks", lambda d, dtype: small)
