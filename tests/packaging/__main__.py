@@ -5,8 +5,9 @@ Cases are `core`, every extra of pyproject.toml, and `sdist`. Each begins with r
 what an extra brought is taken out again before the next. With a torch for CPUs an environment takes 1.4 GB of
 disk, and a case a minute or two.
 
-At the end stands what each case weighs, as the table of docs/install.md has it; `--weigh` does this alone. torch and all that it
-needs are installed first: the core is what rankscope and its dependencies add to them, an extra what it adds to the core.
+At the end stands what each case weighs, as the table of docs/install.md has it; `--weigh` does this alone. torch and
+all that it needs are installed first: the core is what rankscope and its dependencies add to them, an extra what it
+adds to the core.
 """
 
 import argparse
@@ -82,7 +83,8 @@ def main() -> int:
                 environment.install(wheel, case, FREE.get(case, ()))
             before = torch if case == "core" else core
             added = {name: size for name, size in environment.packages().items() if name not in before}
-            rows.append(row(case, added))
+            if case != "sdist":
+                rows.append(row(case, added))
             wrong = "" if asked.weigh else job(environment, "core" if case == "sdist" else case)
             says = "weighed" if asked.weigh else "FAILED" if wrong else "works"
             print(f"{case}: {says}, {time.monotonic() - start:.0f} s", flush=True)

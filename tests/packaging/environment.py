@@ -77,8 +77,8 @@ class Environment:
             self.pip("uninstall", "--yes", *sorted(came))
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of processor time, the best of five: the numbers of docs/install.md. `python -X importtime` has the same
-        imports by module."""
+        """Seconds of processor time, the best of five: the numbers of docs/install.md. `python -X importtime` has the
+        same imports by module."""
         return {name: min(self._seconds(words) for _ in range(5)) for name, words in TIMED.items()}
 
     def _seconds(self, words: list[str]) -> float:
