@@ -4,10 +4,13 @@ each is for: `python -m tests.packaging [CASE ...]`, or `make wheel-check`.
 Cases are `core`, every extra of pyproject.toml, and `sdist`. Each begins with rankscope and its core alone:
 what an extra brought is taken out again before the next. With a torch for CPUs an environment takes 1.4 GB of
 disk, and a case a minute or two.
+
+At the end stands what each case weighs, as the table of docs/install.md has it; `--weigh` does this alone. torch and
+all that it needs are installed first: the core is what rankscope and its dependencies add to them, an extra what it
+adds to the core.
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -20,7 +23,12 @@ from tests.packaging.environment import ROOT, Environment
 
 JOBS = Path(__file__).with_name("jobs.py")
 FREE = {"trackio": ("pillow",)}  # wants an older one than we pin
-WEIGHED = ("core", "full")
+TIMED = ("core", "full")
+
+
+def row(name: str, added: dict[str, int]) -> str:
+    """A row of the table of docs/install.md: what a case adds, in packages and megabytes."""
+    return f"| `{name}` | {len(added)} | {sum(added.values()) / 1e6:.0f} |"
 
 
 def extras() -> list[str]:
@@ -48,19 +56,24 @@ def main() -> int:
     """One line for each case; the exit code says whether all went well."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--weigh", action="store_true", help="say what each case weighs, and try nothing")
     parser.add_argument("--wheel", type=Path, help="a wheel to install, for one of this tree")
     asked = parser.parse_args()
     known = ["core", *extras(), "sdist"]
     if others := {*asked.cases} - {*known}:
         parser.error(f"cases are {', '.join(known)}; got {', '.join(sorted(others))}")
-    failed = []
+    failed, rows = [], []
     with tempfile.TemporaryDirectory(prefix="rankscope-") as name:
         folder = Path(name)
         wheel, sdist = built(folder / "dist")
         wheel = asked.wheel.resolve() if asked.wheel else wheel
         environment = Environment.make(folder / "environment", folder / "elsewhere")
+        environment.install("torch")
+        torch = environment.packages()
         environment.install(wheel)
         core = environment.packages()
+        rows.append(row("torch", torch))
+        size = f"{wheel.stat().st_size / 1e6:.1f} MB as a wheel, {core['rankscope'] / 1e6:.1f} MB installed"
         for case in asked.cases or known:
             start = time.monotonic()
             if case == "sdist":
@@ -68,16 +81,20 @@ def main() -> int:
                 environment.install(sdist)
             elif case != "core":
                 environment.install(wheel, case, FREE.get(case, ()))
-            wrong = job(environment, "core" if case == "sdist" else case)
-            came = len(environment.packages().keys() - core.keys())
-            print(f"{case}: {'FAILED' if wrong else 'works'}, {came} packages more than the core, "
-                  f"{time.monotonic() - start:.0f} s", flush=True)  # fmt: skip
+            before = torch if case == "core" else core
+            added = {name: size for name, size in environment.packages().items() if name not in before}
+            if case != "sdist":
+                rows.append(row(case, added))
+            wrong = "" if asked.weigh else job(environment, "core" if case == "sdist" else case)
+            says = "weighed" if asked.weigh else "FAILED" if wrong else "works"
+            print(f"{case}: {says}, {time.monotonic() - start:.0f} s", flush=True)
             if wrong:
                 failed.append(case)
                 print(wrong, flush=True)
-            if case in WEIGHED:
-                print(json.dumps({key: round(value, 2) for key, value in environment.weight().items()}))
+            if case in TIMED:
+                print(", ".join(f"{name}: {seconds:.2f} s" for name, seconds in environment.seconds().items()))
             environment.back_to(core)
+    print("| | packages | megabytes |", "|---|---|---|", *rows, f"rankscope itself: {size}", sep="\n")
     print(f"failed: {', '.join(failed)}" if failed else "all work")
     return bool(failed)
 

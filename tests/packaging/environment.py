@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -60,8 +59,8 @@ class Environment:
         if done.returncode:
             raise SystemExit(f"pip {' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
 
-    def install(self, archive: Path, extra: str = "", free: tuple[str, ...] = ()) -> None:
-        """A wheel or an sdist with an extra, all versions as pinned but those of `free`."""
+    def install(self, archive: str | Path, extra: str = "", free: tuple[str, ...] = ()) -> None:
+        """A wheel, an sdist or a package by its name, with an extra; all versions as pinned but those of `free`."""
         pins = self.folder / "pins.txt"
         lines = PINS.read_text(encoding="utf-8").splitlines()
         pins.write_text("\n".join(line for line in lines if line.partition("==")[0].lower() not in free))
@@ -77,15 +76,10 @@ class Environment:
         if came := self.packages().keys() - before.keys():
             self.pip("uninstall", "--yes", *sorted(came))
 
-    def weight(self) -> dict[str, float]:
-        """Packages, megabytes, and seconds of processor time, the best of five:
-        the numbers of docs/install.md. `python -X importtime` has the same imports by module."""
-        sizes = self.packages()
-        found = {"packages": float(len(sizes)), "MB": sum(sizes.values()) / 1e6}
-        torch = sum(size for name, size in sizes.items() if re.fullmatch(r"torch|triton|nvidia-.*|cuda-.*", name))
-        return {**found, "MB without torch": found["MB"] - torch / 1e6} | {
-            name: min(self._seconds(words) for _ in range(5)) for name, words in TIMED.items()
-        }
+    def seconds(self) -> dict[str, float]:
+        """Seconds of processor time, the best of five: the numbers of docs/install.md. `python -X importtime` has the
+        same imports by module."""
+        return {name: min(self._seconds(words) for _ in range(5)) for name, words in TIMED.items()}
 
     def _seconds(self, words: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

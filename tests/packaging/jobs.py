@@ -17,6 +17,8 @@ PRINTED = (
     "compare bert-tiny bert-mini --tokens 8",
     "paths bert-tiny --tokens 8",
     "bounds bert-tiny --tokens 8",
+    "forecast design.json --tokens 8 --no-mends",
+    "depth bert-tiny --tokens 8 --samples 1 --no-heads",
     "masks",
     "metrics",
     "models",
@@ -27,6 +29,9 @@ MISSING = {
     "demo --train": ["report"],
     "measure minilm": ["demo"],
     "measure digit-vit": ["models"],
+    "depth": ["demo"],
+    "depth digit-vit": ["models"],
+    "checkpoints digit-vit": ["models", "report"],
     "measure ./model": ["models"],
     "measure bert-tiny --tokens 8 -o out": ["report"],
     "paths bert-tiny --tokens 8 -o out": ["report"],
@@ -110,6 +115,7 @@ def core() -> None:
     tokens = torch.randn(1, 5, 8, dtype=torch.float64)
     assert len(certify(net, tokens).table) and len(decompose(net, tokens).by_length().table)
     measured().save("run.parquet")
+    Path("design.json").write_text(json.dumps({"layers": 2, "width": 8, "heads": 2}))
     watched("plain")
     assert {0, 2, 4} >= set(read("plain").table("training")["step"]) > {2}
     assert "step 4" in command("follow", "plain", "--once")
@@ -139,6 +145,7 @@ def models() -> None:
     assert origin.parity.states < 1e-9
     assert measure(net, net.encode(torch.arange(1000, 1008)[None])).curve("relative_residual").shape == (1, 3)
     command("measure", "digit-vit", "--samples", "1")
+    command("depth", "digit-vit", "--samples", "1", "--no-heads")
 
 
 def plot() -> None:
@@ -214,6 +221,9 @@ def full() -> None:
     """All of these together."""
     for each in (core_of_full, models, plot, report, lab, demo):
         each()
+    command("checkpoints", "digit-vit", "--samples", "1", "-o", "trained")
+    page("trained/report.html")
+    command("depth", "minilm", "--tokens", "8", "--samples", "1", "--no-heads")
     explore("minilm")
 
 

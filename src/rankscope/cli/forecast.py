@@ -1,5 +1,6 @@
 """`rankscope forecast`: will this design collapse, will it train, and what would mend it?"""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,8 @@ import typer
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, split_names
-from rankscope.cli.show import console, machine, progress, say, say_where, sparkline, thinned, titled
+from rankscope.cli.measure import ANNOUNCED_SECONDS
+from rankscope.cli.show import complain, console, machine, progress, say, say_where, sparkline, thinned, titled
 from rankscope.errors import MetricError
 
 if TYPE_CHECKING:
@@ -90,14 +92,16 @@ def forecast(
     if axes is not None and len(axes) != 2:
         raise MetricError(f"--map must name two numbers, X,Y; got {map_of}", subject="map")
     arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
-    result = forecast_of_network(
-        arch, task=training.task, tokens=training.tokens, init=design.init, steps=training.steps, lr=training.lr,
-        depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
-    )  # fmt: skip
-    changes: list[Mend] = []
-    if variations.mends:
-        with progress(results.silent) as start:
-            changes = result.mends(progress=start("changes"))
+    with progress(results.silent) as start:
+        start("the forecast")
+        result = forecast_of_network(
+            arch, task=training.task, tokens=training.tokens, init=design.init, steps=training.steps, lr=training.lr,
+            depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
+        )  # fmt: skip
+    if not results.as_json:  # at once: changes may take many times as long
+        console().print(layers_table(result))
+        say("", *result.verdict)
+    changes = _changes(result, results.silent) if variations.mends else []
     plane = None
     if axes is not None:
         from rankscope.forecasts.maps import forecast_map
@@ -109,8 +113,6 @@ def forecast(
     if results.as_json:
         listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
         return machine({**result.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()})
-    console().print(layers_table(result))
-    say("", *result.verdict)
     if changes:
         say("")
         console().print(mends_table(changes))
@@ -119,6 +121,24 @@ def forecast(
         console().print(map_table(plane, *axes))
     if results.output is not None:
         say_where("Forecast and figures", results.output)
+
+
+def _changes(result: "Forecast", silent: bool) -> "list[Mend]":
+    """Forecast changes that may mend the design; how long all take is told by the first."""
+    from rankscope.profiles.pass_cost import in_words
+
+    with progress(silent) as start:
+        bar, begun = start("changes"), time.monotonic()
+
+        def tell(done: int, total: int, change: str) -> None:
+            bar(done, total, change)
+            left = (total - 1) * (time.monotonic() - begun)
+            if done == 1 and left > ANNOUNCED_SECONDS and not silent:
+                with start.paused():
+                    complain(f"1 of {total} changes is forecast: the others take {in_words(left)} by estimate; "
+                             "--no-mends leaves them out")  # fmt: skip
+
+        return result.mends(progress=tell)
 
 
 def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:

@@ -1,5 +1,6 @@
 """DeBERTa v2 and v3: BERT's blocks, whose scores add products of queries and of keys with relative positions."""
 
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +21,11 @@ class DebertaV2(Bert):
     embedding_parts: ClassVar = {"words": "embeddings.word_embeddings", "norm": "embeddings.LayerNorm"}
 
     def architecture(self, config: Any) -> Architecture:
-        """Post-norm; the divisor is a float32 number in its code, whatever the dtype."""
+        """Post-norm, with the divisor of its own code."""
         require(config, conv_kernel_size=0, embedding_size=config.hidden_size)
         width = getattr(config, "attention_head_size", config.hidden_size // config.num_attention_heads)
         terms = 1 + len({"c2p", "p2c"} & {*(config.pos_att_type or ())})
-        fields: dict[str, Any] = {"head_width": width, "divisor": float(torch.tensor(float(width * terms)).sqrt())}
+        fields: dict[str, Any] = {"head_width": width, "divisor": self.divisor(width, terms)}
         if config.relative_attention:
             reach = config.max_relative_positions
             reach = config.max_position_embeddings if reach < 1 else reach
@@ -32,6 +33,14 @@ class DebertaV2(Bert):
             sizes = (buckets, reach) if buckets > 0 else (reach, 1)
             fields |= {"positions": "disentangled", "bias_buckets": sizes[0], "bias_reach": sizes[1]}
         return architecture_from(config, norm_eps=config.layer_norm_eps, **fields)
+
+    def divisor(self, width: int, terms: int) -> float:
+        """What scores are divided by. transformers 5.22 compiles the function for it, which is float32 whatever the
+        dtype; that of 5.23 can be lifted to float64 (`parity.py`)."""
+        code = import_module(f"transformers.models.{self.name}.modeling_{self.name}")
+        compiled = isinstance(code.scaled_size_sqrt, torch.jit.ScriptFunction)
+        size = torch.tensor(float(width * terms), dtype=torch.float32 if compiled else torch.float64)
+        return float(size.sqrt())
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Positions are projected by maps of their own, or by those of queries and keys; a term that is not there
