@@ -40,8 +40,8 @@ def test_json_has_everything(design: str) -> None:
 
 @pytest.mark.slow  # four forecasts in worker processes, and figures
 def test_a_map_and_a_folder(design: str, tmp_path: Path) -> None:
-    options = ("--tokens", "12", "--no-mends", "--map", "skip,rate", "--map-size", "2", "-o", str(tmp_path / "out"))
-    said = printed("forecast", design, *options)
+    options = ("--tokens", "12", "--no-mends", "--map", "skip,rate", "--map-size", "2", "-o", "out")
+    said = printed("forecast", design, *options, cwd=tmp_path)
     assert "probability that it learns" in said and "across skip, up rate" in said
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"forecast.json", "layers.png", "map.png", "map.svg"}
     told = json.loads((tmp_path / "out" / "forecast.json").read_text())
