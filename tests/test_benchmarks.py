@@ -63,6 +63,7 @@ ALONE = {
     "shipped_models",
     "timing",
     "trained_encoders",
+    "trained_vits",
 }
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 HEAVY = {
