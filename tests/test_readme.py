@@ -52,6 +52,14 @@ given = {"model": model, "tokenizer": tokenizer}
 """
 
 
+def test_the_readme_counts_metrics_and_families_rightly() -> None:
+    from rankscope.metrics import METRICS
+    from rankscope.sources.families import FAMILIES
+
+    text = (ROOT / "README.md").read_text()
+    assert f"routing, {len(METRICS)} in all" in text and f"[{len(FAMILIES)} families]" in text
+
+
 def test_the_commands_of_the_readme_and_docs_are_understood() -> None:
     from typer.main import get_command
 

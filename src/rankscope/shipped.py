@@ -34,12 +34,12 @@ def shipped_models() -> dict[str, dict[int, Path]]:
     """The folder of each snapshot of each shipped model, by training step."""
     spec = find_spec(MORE_SNAPSHOTS)
     more = [] if spec is None else list(spec.submodule_search_locations or [])
-    found: dict[str, dict[int, Path]] = {}
+    folders: dict[str, dict[int, Path]] = {}
     for root in (str(files("rankscope").joinpath("data/models")), *more):
         for folder in Path(root).glob("*/checkpoint-*"):
             if (folder / "config.json").is_file() and (match := re.fullmatch(r"checkpoint-(\d{1,15})", folder.name)):
-                found.setdefault(folder.parent.name, {})[int(match[1])] = folder
-    return {name: dict(sorted(steps.items())) for name, steps in sorted(found.items())}
+                folders.setdefault(folder.parent.name, {})[int(match[1])] = folder
+    return {name: dict(sorted(steps.items())) for name, steps in sorted(folders.items())}
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -90,8 +90,8 @@ class Commands(TyperGroup):
         except RankscopeError as error:
             _leave(BAD, str(error))
         except KeyboardInterrupt as stop:  # an `Interruption` says what was kept
-            said = str(stop)
-            _leave(INTERRUPTED, f"stopped {said}" if said else "stopped; what is not printed or written yet is lost")
+            kept = str(stop)
+            _leave(INTERRUPTED, f"stopped {kept}" if kept else "stopped; what is not printed or written yet is lost")
         except BrokenPipeError:
             _leave(PIPE_CLOSED)
         except OSError as error:

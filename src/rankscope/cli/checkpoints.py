@@ -237,10 +237,11 @@ def checkpoint_network(folder: Path, tokenizer: str | None, config: Path | None)
     if folder.is_file():
         from rankscope.sources.weight_files import write_folder
 
-        own = [str(place) for place in (config, folder.parent) if place is not None and has_tokenizer(place)]
+        beside = [str(near) for near in (config, folder.parent) if near is not None and has_tokenizer(near)]
         with TemporaryDirectory(prefix="rankscope-") as written:
-            write_folder(folder, config, Path(written))
-            return checkpoint_network(Path(written), tokenizer or next(iter(own), None), None)
+            as_folder = Path(written) / folder.name  # errors of `load` name the folder
+            write_folder(folder, config, as_folder)
+            return checkpoint_network(as_folder, tokenizer or next(iter(beside), None), None)
     from rankscope.sources import load
     from rankscope.sources.checkpoint import CheckpointLocation, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer

@@ -120,8 +120,8 @@ def read_inputs(options: TextOptions, *models: str) -> "list[str] | Tensor":
     sees = f"{' and '.join(seeing)} must read images, which come with it"
     if options.text is not None:
         raise SourceError(f"{sees}; got --text {options.text}: leave it out", subject="text")
-    if others := [model for model in models if model not in seeing]:
-        raise SourceError(f"{sees}, and {' and '.join(others)} text: compare what reads the same", subject="models")
+    if of_text := [model for model in models if model not in seeing]:
+        raise SourceError(f"{sees}, and {' and '.join(of_text)} text: compare what reads the same", subject="models")
     pixels, samples = next(iter(seeing.values())).pixel_values, options.samples or 4
     if len(pixels) < samples:
         has = f"{', '.join(seeing)} comes with {len(pixels)} images; got samples={samples}"

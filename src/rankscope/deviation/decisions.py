@@ -109,8 +109,8 @@ def _all_hold(numbers: Callable[[], Tensor], within: float | None = None) -> Con
     """The condition that all truth values hold, or with a limit that all numbers lie within it on both sides of 0."""
 
     def allowed() -> int:
-        found = numbers()
-        return int((found if within is None else found.abs() <= within).all())
+        entries = numbers()
+        return int((entries if within is None else entries.abs() <= within).all())
 
     return Condition(allowed, lambda _: numbers(), within)
 

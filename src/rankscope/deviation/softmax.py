@@ -49,9 +49,16 @@ class ReferenceRow(NamedTuple):
     def of(
         cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor, *, complete: bool = False
     ) -> "ReferenceRow":
-        """From the scores `ref` of the reference row and the log-scale of D; `seen` are the columns visible
-        to the reference row, `anyone` `[batch, 1, token]` those visible to some row, and `alike` `[batch,
-        head]` says whether all rows see the same columns. With `complete`, all rows see all columns."""
+        """The weights of the reference row.
+
+        Args:
+            ref: Its scores.
+            log: The log-scale of D.
+            seen: The columns that it sees.
+            anyone: `[batch, 1, token]`, the columns that some row sees.
+            alike: `[batch, head]`, whether all rows see the same columns.
+            complete: Whether all rows see all columns.
+        """
         if complete and type(ref) is Tensor and ref.shape[-1]:
             log_w = log_p = ref.log_softmax(-1)
         else:

@@ -38,12 +38,12 @@ def form(structure: Any) -> Hashable:
 
 
 def samples(structure: Structure, start: int, count: int) -> Structure:
-    """So many samples of a structure, from one on."""
+    """The samples of a structure from number `start` on, `count` of them."""
     return converted(structure, lambda t: t[start : start + count])
 
 
 def parts(structure: Structure, count: int) -> list[Structure]:
-    """A structure cut into so many of equally many samples: the inverse of `joined`."""
+    """A structure cut into `count` of equally many samples each: the inverse of `joined`."""
     cut: dict[int, tuple[Tensor, ...]] = {id(t): t.chunk(count) for t in tensors_of(structure)}
     return [converted(structure, lambda t, index=index: cut[id(t)][index]) for index in range(count)]
 

@@ -242,13 +242,13 @@ def _moved(values: tuple[Any, ...], move: Callable[..., Any], seen: dict[tuple[i
     if isinstance(value, Tensor):
         moved = move(*values)
     elif names is not None:
-        parts = {name: _moved(tuple([getattr(one, name) for one in values]), move, seen) for name in names}
+        parts = {name: _moved(tuple([getattr(structure, name) for structure in values]), move, seen) for name in names}
         moved = type(value)(**parts)
     elif isinstance(value, tuple):
         items = [_moved(items, move, seen) for items in zip(*values, strict=True)]
         moved = getattr(type(value), "_make", tuple)(items)
     elif isinstance(value, dict):
-        moved = {name: _moved(tuple([one[name] for one in values]), move, seen) for name in value}
+        moved = {name: _moved(tuple([structure[name] for structure in values]), move, seen) for name in value}
     else:
         source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
         moved = StreamedLayers(source, value.numbers)

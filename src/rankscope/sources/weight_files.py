@@ -69,11 +69,11 @@ def write_folder(path: Path, config: Path | None, folder: Path) -> None:
         raise FileError(f"{expected}: give --config, a folder with the config.json of the model", subject=str(path))
     else:
         described = AutoConfig.from_pretrained(str(config), local_files_only=True)
-    found = _of_model(weights, described, path)
+    kept = _of_model(weights, described, path)
     folder.mkdir(parents=True, exist_ok=True)
     fields = {**described.to_dict(), "architectures": None}
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    save_file({name: x.detach().clone().contiguous() for name, x in found.items()}, folder / "model.safetensors")
+    save_file({name: x.detach().clone().contiguous() for name, x in kept.items()}, folder / "model.safetensors")
 
 
 def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[str, Tensor]:
@@ -95,8 +95,8 @@ def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[st
         raise FileError(f"{expected}; none has such a name ({came}): give the config of its model", subject=str(path))
     prefix = before.most_common(1)[0][0]
     shapes = {re.sub(r"\d+", "N", name) for name in names}
-    others = [name[len(prefix) :] for name in weights if name.startswith(prefix) and name[len(prefix) :] not in names]
-    if beyond := next((name for name in others if re.sub(r"\d+", "N", name) in shapes), None):
+    unknown = [name[len(prefix) :] for name in weights if name.startswith(prefix) and name[len(prefix) :] not in names]
+    if beyond := next((name for name in unknown if re.sub(r"\d+", "N", name) in shapes), None):
         sentence = f"{path} holds more layers than its config says, as {beyond}: give the config of its model"
         raise FileError(sentence, subject=str(path))
     return {name: weights[prefix + name] for name in names if prefix + name in weights}

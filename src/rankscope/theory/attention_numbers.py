@@ -72,7 +72,7 @@ class AttentionOfLayer:
 
     @cached_property
     def visible(self) -> Bool[Tensor, "#batch 1 token token"]:
-        """Whom tokens see."""
+        """True where the mask of the layer lets a token (query) see another (key)."""
         return self.settings.visible[self.arch.mask_of(self.index)]
 
     @cached_property

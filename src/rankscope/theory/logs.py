@@ -72,7 +72,7 @@ def log_expm1(value: float) -> float:
 
 
 def logs_expm1(logs: Tensor) -> Tensor:
-    """`log_expm1` entry by entry."""
+    """log(e^x - 1) of each x that is given by its log: `log_expm1` for a tensor."""
     x = logs.exp()
     moderate = torch.expm1(x.clamp(min=1e-13, max=40.0)).log()
     return torch.where(logs < -30, logs, torch.where(x > 40, x, moderate))

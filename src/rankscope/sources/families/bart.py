@@ -80,7 +80,7 @@ class MarianDecoder(Marian):
 
 
 class MBart(Bart):
-    """mBART's encoder: BART's, pre-norm."""
+    """mBART's encoder: a BART encoder with norms before its branches and a last one."""
 
     name, types = "mbart", ("mbart",)
     final_norm = "layer_norm"
