@@ -29,6 +29,8 @@ EXTRAS = {
     "trackio": "trackio",
 }
 """The extra that brings each package, by the name it is imported under."""
+OURS = {"rankscope_models": "./packages/rankscope-models"}
+"""The folder, in a clone of rankscope, of each package of ours that no registry has."""
 WITHIN = {"models": ("demo", "trainer"), "plot": ("report", "explore", "demo"), "report": ("explore", "demo")}
 """The extras that bring all of another."""
 
@@ -76,4 +78,4 @@ def install(packages: Iterable[str]) -> str:
         extras = dict.fromkeys(EXTRAS[name] for name in wanted)
         named = [extra for extra in extras if not extras.keys() & {*WITHIN.get(extra, ())}]
         return f"pip install 'rankscope[{','.join(named)}]'"
-    return f"pip install {' '.join(wanted)}"
+    return f"pip install {' '.join(OURS.get(name, name) for name in wanted)}"

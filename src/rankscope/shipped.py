@@ -2,7 +2,8 @@
 
 A shipped model is a folder of Hugging Face directories `checkpoint-N`, snapshots along its training. Its name stands
 for the last one; any of them is named like a folder, `digit-vit/checkpoint-640`. These folders lie in `data/models`;
-those of the package rankscope-models, where that is installed, are added to them. Importing this imports no torch:
+those of the package rankscope-models, where that is installed, are added to them: the other snapshots of `moby-gpt`,
+which are 30 MB. Importing this imports no torch:
 `load` (`sources/checkpoint.py`) and the command line (`cli/names.py`, `cli/inputs.py`) ask for names and folders;
 `rankscope.sources` has `held_out_images`.
 """
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MORE_SNAPSHOTS = "rankscope_models"  # The package that carries further snapshots
-DECODER = "moby-gpt"  # The model of `rankscope demo --decoder`
 
 
 class HeldOutImages(NamedTuple):
@@ -67,8 +67,10 @@ def shipped_folder(name: str) -> Path | None:
     snapshots = {folder.name: folder for folder in shipped_models()[model].values()}
     snapshot = name.partition("/")[2] or [*snapshots][-1]
     if snapshot not in snapshots:
-        listed = ", ".join(snapshots)
-        raise SourceError(f"{model} has no snapshot {snapshot!r}; it has {listed}", subject="source")
+        said = f"{model} has no snapshot {snapshot!r}; it has {', '.join(snapshots)}"
+        if find_spec(MORE_SNAPSHOTS) is None:
+            said += "; more come with a package of their own: pip install ./packages/rankscope-models in a clone"
+        raise SourceError(said, subject="source")
     return snapshots[snapshot]
 
 

@@ -10,7 +10,6 @@ from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables, open_store, require_report, with_manifest
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, titled
 from rankscope.errors import SourceError
-from rankscope.shipped import DECODER, shipped_names
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +24,7 @@ VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")
 """What a verdict needs to name a cause: the whole, each part taken out by itself, and attention alone."""
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
+DECODER = "moby-gpt"  # The model of `--decoder`
 READERS = {
     "minilm": "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick,",
     DECODER: f"{DECODER}, a trained Llama of 8 layers, reads 4 excerpts of Moby Dick, held out of its training,",
@@ -35,9 +35,7 @@ TRAININGS = {"whole": 1.0, "no-skips": 0.0}  # The folder of each training run, 
 
 def demo(
     train: Annotated[bool, opt.option(opt.NETWORK, " ", "train_gpt", (), "--train")] = False,
-    decoder: Annotated[
-        bool, opt.option(opt.NETWORK, " ", "decoder", (), "--decoder", hidden=DECODER not in shipped_names())
-    ] = False,
+    decoder: Annotated[bool, opt.option(opt.NETWORK, " ", "decoder", (), "--decoder")] = False,
     steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
     output: Annotated[Path | None, opt.output_option("runs/demo or runs/demo-train")] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
@@ -50,8 +48,6 @@ def demo(
         raise SourceError(
             "--train trains a network, --decoder measures another; got both: leave one out", subject="train"
         )
-    if decoder and DECODER not in shipped_names():
-        raise SourceError(f"--decoder needs {DECODER}, which is not in this version: leave it out", subject="decoder")
     if train:
         train_demo(output or Path("runs/demo-train"), steps, printing)
     elif decoder:
