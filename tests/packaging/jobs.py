@@ -26,6 +26,7 @@ PRINTED = (
 """Commands of the core that need nothing else."""
 MISSING = {
     "demo": ["demo"],
+    "demo --decoder": ["models", "report"],
     "demo --train": ["report"],
     "measure minilm": ["demo"],
     "measure digit-vit": ["models"],
@@ -146,6 +147,7 @@ def models() -> None:
     assert measure(net, net.encode(torch.arange(1000, 1008)[None])).curve("relative_residual").shape == (1, 3)
     command("measure", "digit-vit", "--samples", "1")
     command("depth", "digit-vit", "--samples", "1", "--no-heads")
+    command("measure", "moby-gpt", "--tokens", "8", "--samples", "1")
 
 
 def plot() -> None:
@@ -223,6 +225,8 @@ def full() -> None:
         each()
     command("checkpoints", "digit-vit", "--samples", "1", "-o", "trained")
     page("trained/report.html")
+    command("demo", "--decoder", "-o", "decoder")
+    page("decoder/report.html")
     command("depth", "minilm", "--tokens", "8", "--samples", "1", "--no-heads")
     explore("minilm")
 
