@@ -69,8 +69,12 @@ def choose(
             raise WatchError(f"heads are numbered from 0; got {head!r} in layer {layer}", subject="heads")
         chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(head)
     named = {"branches": branches, "norms": norms, "skips": skips}
-    patterns = {kind: [names] if isinstance(names, str) else list(names) for kind, names in named.items()}
+    patterns = {kind: _patterns(names, kind) for kind, names in named.items()}
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
+    for name, norm in modules["norms"].items():
+        if norm._modules or isinstance(norm, nn.Linear):
+            came = f"{name} is a {type(norm).__name__}: name it in branches="
+            raise WatchError(f"norms must name single norms, which then give what they take; {came}", subject="norms")
     words = [f"layer {layer}" for layer in sorted(set(chosen_layers))]
     words += [f"{_heads(some)} of layer {layer}" for layer, some in sorted(chosen_heads.items())]
     for what, kind in (("branch", "branches"), ("norm", "norms"), ("skip around", "skips")):
@@ -82,6 +86,15 @@ def choose(
 def _heads(heads: Iterable[int]) -> str:
     numbers = sorted(heads)
     return f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))}"
+
+
+def _patterns(names: Names, kind: str) -> list[str]:
+    """The names that a user gave, as a list."""
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if wrong := [name for name in listed if not isinstance(name, str)]:
+        sentence = f"{kind} must be names of modules, as 'layers.*.mlp'; got {wrong[0]!r:.60}"
+        raise WatchError(sentence, subject=kind)
+    return listed
 
 
 def _listed(values: Iterable[int], what: str, example: str) -> list[int]:
@@ -122,15 +135,15 @@ def _pairs(heads: HeadsOut) -> Iterator[tuple[int, int]]:
         raise WatchError(f"heads must be {expected}; got {heads!r}", subject="heads") from error
 
 
-def _modules(model: nn.Module, kind: str, patterns: Iterable[str]) -> dict[str, nn.Module]:
+def _modules(model: nn.Module, kind: str, patterns: list[str]) -> dict[str, nn.Module]:
     """The modules of the model that these names mean, without the marks that `torch.compile` leaves in names."""
     by_name = {name.replace("_orig_mod.", ""): part for name, part in model.named_modules(remove_duplicate=False)}
     chosen = {}
     for pattern in patterns:
-        expression = re.escape(str(pattern)).replace(r"\*", r"[^.]+")
+        expression = re.escape(pattern).replace(r"\*", r"[^.]+")
         matches = {name: part for name, part in by_name.items() if name and re.fullmatch(expression, name)}
         if not matches:
-            near = [name for name in by_name if name and name.count(".") <= str(pattern).count(".")]
+            near = [name for name in by_name if name and name.count(".") <= pattern.count(".")]
             raise WatchError(one_of(kind, pattern, islice(near, 40)), subject=kind)
         chosen |= matches
     return chosen

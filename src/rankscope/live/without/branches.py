@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import WatchError
-from rankscope.live.attention.softmax import tensors_in
+from rankscope.live.attention.softmax import COPIES, tensors_in
 
 SUMS, SUMS_IN_PLACE = {"add", "__add__", "__radd__"}, {"add_", "__iadd__"}
 
@@ -35,7 +35,7 @@ class Followed(NamedTuple):
 
 class SkipTracer(TorchFunctionMode):
     """Finds where what a branch gives is added to what it was computed from. Tensors have numbers, in the order in which
-    they were made; no tensor is kept alive."""
+    they were made, copies that of what they copy; no tensor is kept alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,10 @@ class SkipTracer(TorchFunctionMode):
                 result, partial = self._added(args[0], args[1], name in SUMS_IN_PLACE)
         if result is None:
             result = func(*args, **named)
-        self._note((*args, *named.values()), (result, args[0] if func is Tensor.__setitem__ else None))
+        if name in COPIES and args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
+            self._set(result, self._number(args[0]))
+        else:
+            self._note((*args, *named.values()), (result, args[0] if func is Tensor.__setitem__ else None))
         if partial:
             self._partial.add(self._number(result))
         return result
@@ -107,10 +110,14 @@ class SkipTracer(TorchFunctionMode):
         return entry[1] if entry is not None and entry[0]() is x else self._new(x, ())
 
     def _new(self, x: Tensor, parents: tuple[int, ...]) -> int:
-        number, key, numbers = len(self._parents), id(x), self._numbers
+        number = len(self._parents)
         self._parents.append(parents)
         sources = frozenset[int]().union(*(self._sources[parent] for parent in parents))
         self._sources.append(sources & self._open)
+        return self._set(x, number)
+
+    def _set(self, x: Tensor, number: int) -> int:
+        key, numbers = id(x), self._numbers
         numbers[key] = (weakref.ref(x, lambda _: numbers.pop(key, None)), number)
         return number
 
