@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from torch import nn
 
@@ -38,15 +39,23 @@ class LeftOut:
             layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
             for layer in sorted(self.heads.keys() | other.heads.keys())
         }
-        modules = [{**getattr(self, kind), **getattr(other, kind)} for kind in ("branches", "norms", "skips")]
-        return LeftOut(self.layers | other.layers, heads, *modules, tuple(dict.fromkeys(self.asked + other.asked)))
+        return LeftOut(
+            self.layers | other.layers,
+            heads,
+            {**self.branches, **other.branches},
+            {**self.norms, **other.norms},
+            {**self.skips, **other.skips},
+            tuple(dict.fromkeys(self.asked + other.asked)),
+        )
 
     @property
     def words(self) -> list[str]:
         """Everything that is left out, each part by its full name."""
         heads = [f"{_heads(chosen)} of layer {layer}" for layer, chosen in self.heads.items()]
         modules = [(what, name) for what, names in self._modules() for name in names]
-        return [f"layer {layer}" for layer in sorted(self.layers)] + heads + [f"{what} {name}" for what, name in modules]
+        return (
+            [f"layer {layer}" for layer in sorted(self.layers)] + heads + [f"{what} {name}" for what, name in modules]
+        )
 
     def _modules(self) -> Iterator[tuple[str, Mapping[str, nn.Module]]]:
         yield from (("branch", self.branches), ("norm", self.norms), ("skip around", self.skips))
@@ -118,12 +127,13 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
 
 def several_layers(layer: int, block: nn.Module) -> str:
     """The sentence for a block that is called more than once."""
-    return f"a block must be one layer to be left out, or its heads; the {type(block).__name__} of layer {layer} is several"
+    name = type(block).__name__
+    return f"a block must be one layer to be left out, or its heads; the {name} of layer {layer} is several"
 
 
 def _pairs(heads: HeadsOut) -> Iterator[tuple[int, int]]:
     """(layer, head) of all heads that a user named."""
-    items = heads.items() if isinstance(heads, Mapping) else heads
+    items: Any = heads.items() if isinstance(heads, Mapping) else heads
     try:
         for layer, chosen in items:
             if isinstance(heads, Mapping):
@@ -138,7 +148,7 @@ def _pairs(heads: HeadsOut) -> Iterator[tuple[int, int]]:
 def _modules(model: nn.Module, kind: str, patterns: list[str]) -> dict[str, nn.Module]:
     """The modules of the model that these names mean, without the marks that `torch.compile` leaves in names."""
     by_name = {name.replace("_orig_mod.", ""): part for name, part in model.named_modules(remove_duplicate=False)}
-    chosen = {}
+    chosen: dict[str, nn.Module] = {}
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", r"[^.]+")
         matches = {name: part for name, part in by_name.items() if name and re.fullmatch(expression, name)}

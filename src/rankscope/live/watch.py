@@ -182,21 +182,22 @@ class Watch:
     ) -> "Watch":
         """Return a watch in which the model runs without some of its parts. When it is left, they are there again.
 
-        Modules are named as in `model.named_modules()`; `*` stands for one step of a name, as in `layers.*.mlp`. Weights
-        are not touched, and parts that are left out get no gradients. Rows, manifest and notes say what was left out.
+        Modules are named as in `model.named_modules()`; `*` stands for one step of a name, as in `layers.*.mlp`.
+        Weights are not touched, and parts that are left out get no gradients. Rows, manifest and notes say what was
+        left out.
 
         Args:
             layers: Layers whose output is their input, numbered from 1, as in the table.
-            heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0: what they give to the output projection
-                is 0; its bias stays.
-            branches: Modules that give 0, such as an MLP or attention. A block must add what they give to what they were
+            heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0: what they give to the output
+                projection is 0; its bias stays.
+            branches: Modules that give 0, such as an MLP or attention. A block must add what they give to what that was
                 computed from.
             norms: Norms that give what they take.
             skips: Modules whose output f(x) is not added to x, where a block computes x + f(x).
 
         Raises:
-            WatchError: There is no such part, or it cannot be left out exactly: then when it is named, when the model is
-                called, or, of a part that never ran, when the watch is left.
+            WatchError: There is no such part, or it cannot be left out exactly. It is raised here or when the model is
+                called; of a part that never ran, when the watch is left.
 
         >>> import torch
         >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)

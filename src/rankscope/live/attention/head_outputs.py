@@ -58,8 +58,8 @@ def contributions_of(
 
 
 def takes_heads(head_outputs: Tensor, args: Sequence[Any]) -> bool:
-    """True if a module that is called with these arguments takes the outputs of all heads `[batch, token, head, d]`, side
-    by side, and nothing else."""
+    """True if a module that is called with these arguments takes the outputs of all heads `[batch, token, head, d]`,
+    side by side, and nothing else."""
     x, width = args[0] if len(args) == 1 else None, head_outputs.shape[-2] * head_outputs.shape[-1]
     if not isinstance(x, Tensor) or x.numel() != head_outputs.numel() or x.shape[-1] != width:
         return False

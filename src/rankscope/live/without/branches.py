@@ -34,8 +34,8 @@ class Followed(NamedTuple):
 
 
 class SkipTracer(TorchFunctionMode):
-    """Finds where what a branch gives is added to what it was computed from. Tensors have numbers, in the order in which
-    they were made, copies that of what they copy; no tensor is kept alive."""
+    """Finds where what a branch gives is added to what it was computed from. Tensors have numbers, in the order in
+    which they were made, copies that of what they copy; no tensor is kept alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,9 @@ class SkipTracer(TorchFunctionMode):
             name, kind, _ = self._followed[source]
             if kind == "branches":
                 expected = "a branch must be what a block adds, as it is or scaled, to what it was computed from"
-                came = f"what {name} gives is not, or not as 0: name the module whose output is added, or its last Linear"
+                came = (
+                    f"what {name} gives is not, or not as 0: name the module whose output is added, or its last Linear"
+                )
             else:
                 expected = "a skip can be left out where a block computes x + branch, with + in torch"
                 came = f"what {name} gives was not seen to be added to what it was computed from: name another module"
@@ -83,9 +85,9 @@ class SkipTracer(TorchFunctionMode):
             return func(*args, **named)
         name = getattr(func, "__name__", "")
         result, partial = None, False
-        if self._open and name in SUMS | SUMS_IN_PLACE and len(args) == 2 and not named:
-            if all(isinstance(x, Tensor) for x in args):
-                result, partial = self._added(args[0], args[1], name in SUMS_IN_PLACE)
+        is_sum = name in SUMS | SUMS_IN_PLACE and len(args) == 2 and not named
+        if self._open and is_sum and all(isinstance(x, Tensor) for x in args):
+            result, partial = self._added(args[0], args[1], name in SUMS_IN_PLACE)
         if result is None:
             result = func(*args, **named)
         if name in COPIES and args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
@@ -122,8 +124,8 @@ class SkipTracer(TorchFunctionMode):
         return number
 
     def _added(self, a: Tensor, b: Tensor, in_place: bool) -> tuple[Tensor | None, bool]:
-        """What a + b is without a skip, None where it is as it was; and whether it is a sum of branches, one of which was
-        made 0."""
+        """What a + b is without a skip, None where it is as it was; and whether it is a sum of branches, one of which
+        was made 0."""
         result, partial = None, False
         for branch, other in ((a, b), (b, a)):
             number, skip = self._number(branch), self._number(other)

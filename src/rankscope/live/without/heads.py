@@ -40,10 +40,11 @@ class HeadsRemoval:
 
             stack.callback(block.register_forward_pre_hook(before).remove)
             stack.callback(block.register_forward_hook(self._left).remove)
-            for part in multihead_modules(parts_in([block])):
-                stack.callback(part.register_forward_pre_hook(self._mask_weight).remove)
-            for part in filter(is_linear, parts_in([block])):
-                stack.callback(part.register_forward_pre_hook(self._mask_input).remove)
+            parts = parts_in([block])
+            for attention in multihead_modules(parts):
+                stack.callback(attention.register_forward_pre_hook(self._mask_weight).remove)
+            for linear in filter(is_linear, parts):
+                stack.callback(linear.register_forward_pre_hook(self._mask_input).remove)
 
     def attach_last(self, stack: ExitStack) -> None:
         """Hook what gives weights back, after the observer, so that what it computes again is without these heads."""
@@ -82,7 +83,7 @@ class HeadsRemoval:
         self._check(module.num_heads)
         self.begun = self.done = True
         projection = module.out_proj
-        weight = projection.weight.unflatten(1, (module.num_heads, -1))
+        weight = projection.weight.view(len(projection.weight), module.num_heads, -1)
         self._weights.append((projection, projection.weight))
         masked: Any = weight.index_fill(1, self._indices(weight), 0).flatten(1)
         projection._parameters["weight"] = masked

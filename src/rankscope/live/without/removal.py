@@ -25,9 +25,9 @@ from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
 from rankscope.live.block_hooks import modules_around
 from rankscope.live.hidden_states import candidates_in, floating_tensors
+from rankscope.live.left_out import several_layers
 from rankscope.live.plan import WatchPlan
 from rankscope.live.without.branches import SkipTracer
-from rankscope.live.left_out import several_layers
 from rankscope.live.without.heads import HeadsRemoval
 
 
@@ -64,7 +64,7 @@ class Removal:
         if out.branches or out.skips:
             stack.enter_context(self.tracer)
         for name, norm in out.norms.items():
-            self._pass_on(stack, norm, lambda name=name: self._entered(f"norm {name}"), self._norm_output)  # type: ignore[misc]
+            self._pass_on(stack, norm, lambda name=name: self._entered(f"norm {name}"), self._norm_output)
         for name, branch in out.branches.items():
             self._leave_out_branch(stack, name, branch)
         for name, branch in out.skips.items():
@@ -73,7 +73,7 @@ class Removal:
         for module in (*self.layers.values(), *out.branches.values()):
             self._hook(stack, module, lambda *_: self._count(1), None)
         for layer, block in self.layers.items():
-            self._pass_on(stack, block, lambda layer=layer: self._layer_entered("layer", layer), self._layer_output)  # type: ignore[misc]
+            self._pass_on(stack, block, lambda layer=layer: self._layer_entered("layer", layer), self._layer_output)
 
     def attach_last(self, stack: ExitStack) -> None:
         """Hook what must come after the hooks of observers, which may look at a module when it has returned."""
