@@ -241,7 +241,7 @@ class AttentionReadings:
     def _without_heads(self, layer: int, x: Tensor, axis: int) -> Tensor:
         """What heads give or add, with 0 for those that are left out."""
         heads = self.plan.left_out.heads.get(layer)
-        return x if heads is None else x.index_fill(axis, x.new_tensor(sorted(heads)).long(), 0)
+        return x if heads is None else x.index_fill(axis, torch.tensor(sorted(heads), device=x.device), 0)
 
     def pass_over(self, layer: int) -> None:
         """Attention of a layer was seen, and is not measured, as it is left out."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
@@ -90,7 +91,7 @@ class HeadsRemoval:
 
     def _indices(self, like: Tensor) -> Tensor:
         assert self.layer is not None
-        return like.new_tensor(sorted(self.heads[self.layer])).long()
+        return torch.tensor(sorted(self.heads[self.layer]), device=like.device)
 
     def _restore(self) -> None:
         """Give weights back to the output projections that had a copy."""
