@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from rankscope.errors import WatchError, one_of
+from rankscope.live.modules import submodules
 
 HeadsOut = Mapping[int, Iterable[int]] | Iterable[tuple[int, int]]  # {layer: heads}, or pairs (layer, head)
 Names = str | Iterable[str]  # dotted names of modules; `*` stands for one step of a name
@@ -84,6 +85,11 @@ def choose(
         if norm._modules or isinstance(norm, nn.Linear):
             came = f"{name} is a {type(norm).__name__}: name it in branches="
             raise WatchError(f"norms must name single norms, which then give what they take; {came}", subject="norms")
+    in_lists = {part for block in blocks if isinstance(block, nn.ModuleList) for part in submodules(block)}
+    for name, branch in modules["skips"].items():
+        if branch in in_lists:  # the layer's output is made outside of it, and known by its skips
+            came = f"the layer of {name} is a list of parts"
+            raise WatchError(f"a skip can be left out in a layer that is one module; {came}", subject="skips")
     words = [f"layer {layer}" for layer in sorted(set(chosen_layers))]
     words += [f"{_heads(some)} of layer {layer}" for layer, some in sorted(chosen_heads.items())]
     for what, kind in (("branch", "branches"), ("norm", "norms"), ("skip around", "skips")):

@@ -1,11 +1,12 @@
 """Skips that are left out: the sum `x + f(x)` becomes `f(x)`; and branches on their way to the sum."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live import watch
@@ -142,3 +143,31 @@ def test_gradients_pass_a_skip_that_is_left_out() -> None:
 def test_what_is_no_such_sum_is_refused(forward: Forward, parts: dict[str, Any]) -> None:
     with raises(WatchError, next(iter(parts))):
         without(random_gpt(block(forward)), **parts)
+
+
+class Listed(nn.Module):
+    """Layers are lists of branches, whose skips are outside of them, as in vit-pytorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        make = partial(nn.Sequential, nn.LayerNorm(4), nn.Linear(4, 4), nn.GELU())
+        self.layers = nn.ModuleList(nn.ModuleList([make(nn.Linear(4, 4)), make(nn.Linear(4, 4))]) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers: Any = self.layers
+        for layer in layers:
+            x = layer[0](x) + x
+            x = layer[1](x) + x
+        return x
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_branches_of_lists_can_go_and_their_skips_cannot(part: int) -> None:
+    """Of such a layer the watch takes what its last part took and gave together for its output."""
+    model, x = Listed().double(), torch.randn(2, 5, 4, dtype=torch.float64)
+    output, w = without(model, "mu", x, branches=f"layers.1.{part}")
+    expected, v = without(edited(model, lambda copy: zeroed(copy.layers[1][part][-1])), "mu", x)
+    assert torch.equal(output, expected) and torch.equal(w.profile().curve("mu"), v.profile().curve("mu"))
+    with raises(WatchError, "skips"):
+        without(model, "mu", x, skips=f"layers.2.{part}")
