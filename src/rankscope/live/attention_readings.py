@@ -229,13 +229,23 @@ class AttentionReadings:
             return
         if attention.contributions is not None:
             with isolated(self.batch.device):
-                self.read_heads(layer, attention.contributions().detach().to(torch.float64))
+                contributions = attention.contributions().detach().to(torch.float64)
+                self.read_heads(layer, self._without_heads(layer, contributions, 1))
         elif attention.head_outputs is not None:
             assert self.projections is not None  # metrics of heads are asked for
-            self.projections.head_outputs = attention.head_outputs()
+            self.projections.head_outputs = self._without_heads(layer, attention.head_outputs(), 2)
         else:
             came = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
             raise WatchError(f"what each head adds needs the heads' outputs; {came}", subject="heads")
+
+    def _without_heads(self, layer: int, x: Tensor, axis: int) -> Tensor:
+        """What heads give or add, with 0 for those that are left out."""
+        heads = self.plan.left_out.heads.get(layer)
+        return x if heads is None else x.index_fill(axis, torch.tensor(sorted(heads), device=x.device), 0)
+
+    def pass_over(self, layer: int) -> None:
+        """Attention of a layer was seen, and is not measured, as it is left out."""
+        self.layers.add(layer)
 
     def _scores(self, attention: AttentionCall) -> AnyScores | None:
         """How the scores of attention were made; None where that is not known, or no metric is read off them."""

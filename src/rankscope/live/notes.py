@@ -63,6 +63,7 @@ def checks(plan: WatchPlan, totals: WatchTotals) -> dict[str, Any]:
         "rows_sum_to_one": None if defect is None else defect <= ROUNDING * unit,
         "largest_row_sum_defect": defect,
         "first_layer_not_finite": min(overflown, default=None),
+        "left_out": plan.left_out.words,
     }
 
 
@@ -70,6 +71,8 @@ def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]
     """What a watch did and found, in sentences; `changes` say how the model ran otherwise than unwatched."""
     results = checks(plan, totals)
     sentences = [f"The model was called {_times(totals.calls)}; {totals.samples} samples were measured."]
+    if plan.left_out:
+        sentences.append(f"It ran without {', '.join(plan.left_out.words)}.")
     for why, count in totals.calls_left_out.items():
         sentences.append(f"{'1 call was' if count == 1 else f'{count} calls were'} left out: {why}.")
     sentences += _layer_notes(results, plan, totals)

@@ -16,6 +16,7 @@ from rankscope.errors import WatchError, one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.blocks import Blocks, find_blocks
 from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
+from rankscope.live.left_out import LeftOut
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
@@ -46,6 +47,7 @@ class WatchPlan:
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls that are no training batches do not count, such as evaluations
     tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
+    left_out: LeftOut = field(default_factory=LeftOut)  # parts of the model that do not count while it is watched
     in_blocks: Sequence[nn.Module] = ()  # all modules in the blocks, as they were when the plan was made
     known_scores: dict[int, tuple[tuple[object, ...], int]] = field(default_factory=dict)
     """Layers in which scores that were made again have given what attention gave: their `kind`, and calls since."""

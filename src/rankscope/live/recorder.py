@@ -328,6 +328,14 @@ class Recorder:
             self.projections.block_left(block)
 
     @event
+    def on_left_out_attention(self, attention: AttentionCall) -> None:
+        """Take note of attention that goes nowhere, since it is left out: it is not measured."""
+        self._take_evidence(attention)
+        self._begin_readings(self.call, at_any_rate=True)
+        if (running := self._running()) is not None:
+            running[1].attention.pass_over(running[0])
+
+    @event
     def on_attention(self, attention: AttentionCall) -> None:
         """Measure attention that an observer reports, if a block of a measured call runs."""
         self._take_evidence(attention)

@@ -14,8 +14,9 @@ report to the recorder (`recorder.py` has the order of events). Leaving the watc
 makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Literal
 from weakref import WeakSet
 
@@ -24,20 +25,23 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live import processes
-from rankscope.live.attention import OBSERVERS, AttentionObserver, WatchedBlocks
+from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver, WatchedBlocks
 from rankscope.live.attention.head_outputs import projections_hooked
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.blocks import Blocks
+from rankscope.live.left_out import HeadsOut, Names, choose
 from rankscope.live.modules import hooked, is_compiled, parts_in, refuse_scripted, submodules, uncompiled
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan, make_plan
 from rankscope.live.recorder import CACHED, Recorder
+from rankscope.live.without import Removal
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.readings import ReadingRow, Readings, table
 from rankscope.runs import manifest_of
 
+AS_GIVEN = "as given"
 _observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being observed, by any watch
 
 
@@ -51,7 +55,7 @@ def watch(
     attention_mask: Tensor | None = None,
     layout: str | None = None,
     keep: str | Sequence[str] = (),
-    variant: str = "as given",
+    variant: str = AS_GIVEN,
     attention: Sequence[AttentionObserver] = OBSERVERS,
 ) -> "Watch":
     """Return a context manager in which every call of the model is measured.
@@ -110,14 +114,16 @@ class Watch:
     is known, `modules` is what `WatchedBlocks.modules` would give."""
 
     def __init__(
-        self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False,
+        self, model: nn.Module, plan: WatchPlan, variant: str = AS_GIVEN, *, compiled: bool = False,
         contained: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
     ) -> None:  # fmt: skip
         self.model, self.plan, self.variant = model, plan, variant
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
         in_blocks, everywhere = self._blocks.modules() if modules is None else modules
+        self._modules, self._contained = (in_blocks, everywhere), contained
         self._recorder = Recorder(plan, self._blocks, in_blocks, contained)
+        self._removal = Removal(model, plan) if plan.left_out else None
         self._hooks = BlockHooks(self._blocks, self._recorder)
         self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
@@ -142,22 +148,71 @@ class Watch:
                 self._changes["The model is compiled: while watched, its original ran as it was written."] = None
             if bool(self._encoders) and stack.enter_context(without_nested_tensors(self._encoders)):
                 self._changes["While watched, torch's fused encoder and its nested tensors were off."] = None
+            if self._removal is not None:
+                self._removal.attach(stack)
             self._hooks.before(stack)
-            if plan.wants_attention:
+            if plan.wants_attention or plan.left_out.heads:
                 self._observe_attention(stack)
             if plan.wants("heads"):
                 stack.enter_context(projections_hooked(self._blocks, recorder.on_projection))
             if plan.wants("routing"):
-                stack.enter_context(hooked(parts_in(self._blocks), recorder.on_module_output))
+                stack.enter_context(hooked(parts_in(self._blocks), self._on_module_output))
+            if self._removal is not None:
+                self._removal.attach_last(stack)
             self._hooks.after(stack)
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
         self._recorder.interrupt()
         stack.close()
+        if self._removal is not None and kind is None:
+            self._removal.check()
+
+    def without(
+        self,
+        layers: Iterable[int] = (),
+        heads: HeadsOut = (),
+        *,
+        branches: Names = (),
+        norms: Names = (),
+        skips: Names = (),
+    ) -> "Watch":
+        """Return a watch in which the model runs without some of its parts. When it is left, they are there again.
+
+        Modules are named as in `model.named_modules()`; `*` stands for one step of a name, as in `layers.*.mlp`.
+        Weights are not touched, and parts that are left out get no gradients. Rows, manifest and notes say what was
+        left out.
+
+        Args:
+            layers: Layers whose output is their input, numbered from 1, as in the table.
+            heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0: what they give to the output
+                projection is 0; its bias stays.
+            branches: Modules that give 0, such as an MLP or attention. A block must add what they give to what that was
+                computed from.
+            norms: Norms that give what they take.
+            skips: Modules whose output f(x) is not added to x, where a block computes x + f(x).
+
+        Raises:
+            WatchError: There is no such part, or it cannot be left out exactly. It is raised here or when the model is
+                called; of a part that never ran, when the watch is left.
+
+        >>> import torch
+        >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
+        >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+        >>> with torch.no_grad(), watch(model, "mu").without(layers=[2], branches="layers.*.self_attn") as w:
+        ...     _ = model(torch.randn(2, 5, 8))
+        >>> mu = w.profile().curve("mu")
+        >>> bool((mu[:, 1] == mu[:, 2]).all())
+        True
+        """
+        out = choose(self.model, self.plan.blocks, layers, heads, branches, norms, skips)
+        plan = replace(self.plan, left_out=self.plan.left_out.beside(out), known_scores={})
+        return Watch(
+            self.model, plan, self.variant, compiled=self._compiled, contained=self._contained, modules=self._modules
+        )
 
     def profile(self) -> Profile:
         """What was measured so far, as `measure` gives it; samples are numbered on from call to call.
@@ -175,14 +230,14 @@ class Watch:
                 why += ": call the model on a whole sequence"
             raise WatchError(f"of {totals.calls} calls of the model none was measured: {why}", subject="model")
         assert totals.arithmetic is not None
-        arithmetic = dtype_name(totals.arithmetic)
+        arithmetic, variant = dtype_name(totals.arithmetic), self._variant()
         order = {metric.name: k for k, metric in enumerate(self.plan.metrics)}
         entries = [ReadingRow(layer, start, *pair) for layer, start, rows in totals.readings for pair in rows]
         entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
         description, results = describe_model(self.model), checks(self.plan, totals)
         device = ", ".join(description["model"]["devices"])
-        manifest = manifest_of(description, device, self.variant, arithmetic, list(order), results)
-        return Profile(table(entries, self.variant, arithmetic), manifest)
+        manifest = manifest_of(description, device, variant, arithmetic, list(order), results)
+        return Profile(table(entries, variant, arithmetic), manifest)
 
     @property
     def failure(self) -> Exception | None:
@@ -225,6 +280,29 @@ class Watch:
         """The coarsest dtype that the model computed in; float64 before it was called."""
         return self._recorder.totals.arithmetic or torch.float64
 
+    def _variant(self) -> str:
+        """The name of the model in the table, with what is left out."""
+        if not self.plan.left_out:
+            return self.variant
+        out = f"without {', '.join(self.plan.left_out.asked)}"
+        return out if self.variant == AS_GIVEN else f"{self.variant} {out}"
+
+    def _on_attention(self, attention: AttentionCall) -> None:
+        """Attention was seen: it is measured, unless it is left out or only seen for the heads that are."""
+        if self._removal is not None:
+            self._removal.on_attention(attention)
+        if not self.plan.wants_attention:
+            return
+        if self._removal is not None and self._removal.running:
+            self._recorder.on_left_out_attention(attention)
+        else:
+            self._recorder.on_attention(attention)
+
+    def _on_module_output(self, module: nn.Module, args: object, output: object) -> None:
+        """A module in a block returned: it may be a router."""
+        if self._removal is None or not self._removal.running:
+            self._recorder.on_module_output(module, args, output)
+
     def _kept(self, what: str) -> dict[int, list[Tensor]]:
         if what not in self.plan.keep:
             raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})", subject="keep")
@@ -242,6 +320,6 @@ class Watch:
             raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
         _observed.update(blocks)
         stack.callback(_observed.difference_update, blocks)
-        sentence = stack.enter_context(observer.attach(blocks, self._recorder.on_attention))
+        sentence = stack.enter_context(observer.attach(blocks, self._on_attention))
         if sentence is not None:
             self._changes[sentence] = None

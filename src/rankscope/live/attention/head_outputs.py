@@ -57,6 +57,17 @@ def contributions_of(
     return head_outputs.to(torch.float64).transpose(1, 2) @ W
 
 
+def takes_heads(head_outputs: Tensor, args: Sequence[Any]) -> bool:
+    """True if a module that is called with these arguments takes the outputs of all heads `[batch, token, head, d]`,
+    side by side, and nothing else."""
+    x, width = args[0] if len(args) == 1 else None, head_outputs.shape[-2] * head_outputs.shape[-1]
+    if not isinstance(x, Tensor) or x.numel() != head_outputs.numel() or x.shape[-1] != width:
+        return False
+    with isolated(x.device):
+        expected = head_outputs.flatten(-2).reshape(x.shape).to(x.dtype)
+        return bool(torch.isclose(x, expected, equal_nan=True).all())
+
+
 def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tensor, where: str) -> None:
     """Refuse contributions whose sum, with the bias, is not the output of the projection `where`."""
     total = contributions.sum(1) if bias is None else contributions.sum(1) + local_part(bias.detach()).to(torch.float64)
@@ -187,12 +198,9 @@ class OutputProjectionFinder:
     def linear_called(self, linear: nn.Module, x: Tensor, y: Tensor) -> None:
         """A linear layer in a block computed y from x: the projection, if x is the heads' outputs."""
         heads = self.head_outputs
-        if heads is None or x.numel() != heads.numel() or x.shape[-1] != heads.shape[-2] * heads.shape[-1]:
+        if heads is None or not takes_heads(heads, (x,)):
             return
         with isolated(x.device):
-            expected = heads.flatten(-2).reshape(x.shape).to(x.dtype)
-            if not bool(torch.isclose(x, expected, equal_nan=True).all()):
-                return
             self.head_outputs = None
             W = weight_of(linear)
             if W.shape != (x.shape[-1], y.shape[-1]):
@@ -233,7 +241,7 @@ class OutputProjectionFinder:
         """A linear layer, or a module around linear layers, returned."""
         # With a second argument it is more than a projection: BERT's also takes the residual.
         if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            called = self.linear_called if _is_linear(module) else self.wrapper_called
+            called = self.linear_called if is_linear(module) else self.wrapper_called
             called(module, local_part(args[0].detach()), local_part(output.detach()))
 
 
@@ -241,10 +249,11 @@ def projections_hooked(
     blocks: Sequence[nn.Module], hook: Callable[[nn.Module, Any, Any], None]
 ) -> AbstractContextManager[None]:
     """Inside, linear layers in the blocks, and modules with weights around them, have this hook."""
-    return hooked([part for part in parts_in(blocks) if _is_linear(part) or _wraps_linear(part)], hook)
+    return hooked([part for part in parts_in(blocks) if is_linear(part) or _wraps_linear(part)], hook)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """True for a linear layer: torch's, or a Conv1D of transformers."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
@@ -253,4 +262,4 @@ def _wraps_linear(module: nn.Module) -> bool:
     inside = submodules(module)
     plain = [part for part in inside if "norm" not in type(part).__name__.lower()]
     weighted = [part for part in plain if next(part.parameters(recurse=False), None) is not None]
-    return any(map(_is_linear, inside)) and len(weighted) > 1
+    return any(map(is_linear, inside)) and len(weighted) > 1

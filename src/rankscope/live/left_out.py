@@ -1,0 +1,165 @@
+"""What a watch leaves out of a model: layers and heads by number, branches, norms and skips by the names of modules.
+
+`Watch.without` calls `choose`, which checks all that a user named. The `LeftOut` that it gives is part of the watch's
+plan: `without/` attaches hooks for it, `attention_readings.py` asks it for heads, and notes, manifest and the name of
+the variant have its words.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from rankscope.errors import WatchError, one_of
+from rankscope.live.modules import submodules
+
+HeadsOut = Mapping[int, Iterable[int]] | Iterable[tuple[int, int]]  # {layer: heads}, or pairs (layer, head)
+Names = str | Iterable[str]  # dotted names of modules; `*` stands for one step of a name
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is left out. Modules are kept by name."""
+
+    layers: frozenset[int] = frozenset()  # numbered from 1
+    heads: Mapping[int, frozenset[int]] = field(default_factory=dict)  # by layer, numbered from 0
+    branches: Mapping[str, nn.Module] = field(default_factory=dict)  # what they give becomes 0
+    norms: Mapping[str, nn.Module] = field(default_factory=dict)  # they give what they take
+    skips: Mapping[str, nn.Module] = field(default_factory=dict)  # what they give is not added to anything
+    asked: tuple[str, ...] = ()  # all of it in words, with names as the user wrote them
+
+    def __bool__(self) -> bool:
+        return bool(self.asked)
+
+    def beside(self, other: "LeftOut") -> "LeftOut":
+        """What is left out in either of the two."""
+        heads = {
+            layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
+            for layer in sorted(self.heads.keys() | other.heads.keys())
+        }
+        return LeftOut(
+            self.layers | other.layers,
+            heads,
+            {**self.branches, **other.branches},
+            {**self.norms, **other.norms},
+            {**self.skips, **other.skips},
+            tuple(dict.fromkeys(self.asked + other.asked)),
+        )
+
+    @property
+    def words(self) -> list[str]:
+        """Everything that is left out, each part by its full name."""
+        heads = [f"{_heads(chosen)} of layer {layer}" for layer, chosen in self.heads.items()]
+        modules = [(what, name) for what, names in self._modules() for name in names]
+        return (
+            [f"layer {layer}" for layer in sorted(self.layers)] + heads + [f"{what} {name}" for what, name in modules]
+        )
+
+    def _modules(self) -> Iterator[tuple[str, Mapping[str, nn.Module]]]:
+        yield from (("branch", self.branches), ("norm", self.norms), ("skip around", self.skips))
+
+
+def choose(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    layers: Iterable[int],
+    heads: HeadsOut,
+    branches: Names,
+    norms: Names,
+    skips: Names,
+) -> LeftOut:
+    """Check what is to be left out of a model, whose blocks these are."""
+    chosen_layers = [_layer(layer, blocks, "layers") for layer in _listed(layers, "layers", "[3, 4]")]
+    chosen_heads: dict[int, set[int]] = {}
+    for layer, head in _pairs(heads):
+        if type(head) is not int or head < 0:
+            raise WatchError(f"heads are numbered from 0; got {head!r} in layer {layer}", subject="heads")
+        chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(head)
+    named = {"branches": branches, "norms": norms, "skips": skips}
+    patterns = {kind: _patterns(names, kind) for kind, names in named.items()}
+    modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
+    for name, norm in modules["norms"].items():
+        if norm._modules or isinstance(norm, nn.Linear):
+            came = f"{name} is a {type(norm).__name__}: name it in branches="
+            raise WatchError(f"norms must name single norms, which then give what they take; {came}", subject="norms")
+    in_lists = {part for block in blocks if isinstance(block, nn.ModuleList) for part in submodules(block)}
+    for name, branch in modules["skips"].items():
+        if branch in in_lists:  # the layer's output is made outside of it, and known by its skips
+            came = f"the layer of {name} is a list of parts"
+            raise WatchError(f"a skip can be left out in a layer that is one module; {came}", subject="skips")
+    words = [f"layer {layer}" for layer in sorted(set(chosen_layers))]
+    words += [f"{_heads(some)} of layer {layer}" for layer, some in sorted(chosen_heads.items())]
+    for what, kind in (("branch", "branches"), ("norm", "norms"), ("skip around", "skips")):
+        words += [f"{what} {name}" for name in patterns[kind]]
+    by_layer = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
+    return LeftOut(frozenset(chosen_layers), by_layer, **modules, asked=tuple(words))
+
+
+def _heads(heads: Iterable[int]) -> str:
+    numbers = sorted(heads)
+    return f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))}"
+
+
+def _patterns(names: Names, kind: str) -> list[str]:
+    """The names that a user gave, as a list."""
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if wrong := [name for name in listed if not isinstance(name, str)]:
+        sentence = f"{kind} must be names of modules, as 'layers.*.mlp'; got {wrong[0]!r:.60}"
+        raise WatchError(sentence, subject=kind)
+    return listed
+
+
+def _listed(values: Iterable[int], what: str, example: str) -> list[int]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise WatchError(f"{what} must be a list, as {example}; got {values!r}", subject=what)
+    return list(values)
+
+
+def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
+    """The number of a layer, whose block must stand for this layer alone and be called itself."""
+    if type(layer) is not int or not 1 <= layer <= len(blocks):
+        raise WatchError(f"layers are numbered 1..{len(blocks)}; got {layer!r}", subject=what)
+    block = blocks[layer - 1]
+    if isinstance(block, nn.ModuleList):
+        came = f"layer {layer} is a list of parts: name these parts in branches="
+        raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
+    if sum(other is block for other in blocks) > 1:
+        raise WatchError(several_layers(layer, block), subject=what)
+    return layer
+
+
+def several_layers(layer: int, block: nn.Module) -> str:
+    """The sentence for a block that is called more than once."""
+    name = type(block).__name__
+    return f"a block must be one layer to be left out, or its heads; the {name} of layer {layer} is several"
+
+
+def _pairs(heads: HeadsOut) -> Iterator[tuple[int, int]]:
+    """(layer, head) of all heads that a user named."""
+    items: Any = heads.items() if isinstance(heads, Mapping) else heads
+    try:
+        for layer, chosen in items:
+            if isinstance(heads, Mapping):
+                yield from ((layer, head) for head in chosen)
+            else:
+                yield layer, chosen
+    except (TypeError, ValueError) as error:
+        expected = "{layer: heads}, as {1: [0, 3]}, or pairs, as [(1, 0), (1, 3)]"
+        raise WatchError(f"heads must be {expected}; got {heads!r}", subject="heads") from error
+
+
+def _modules(model: nn.Module, kind: str, patterns: list[str]) -> dict[str, nn.Module]:
+    """The modules of the model that these names mean, without the marks that `torch.compile` leaves in names."""
+    by_name = {name.replace("_orig_mod.", ""): part for name, part in model.named_modules(remove_duplicate=False)}
+    chosen: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        expression = re.escape(pattern).replace(r"\*", r"[^.]+")
+        matches = {name: part for name, part in by_name.items() if name and re.fullmatch(expression, name)}
+        if not matches:
+            near = [name for name in by_name if name and name.count(".") <= pattern.count(".")]
+            raise WatchError(one_of(kind, pattern, islice(near, 40)), subject=kind)
+        chosen |= matches
+    return chosen
