@@ -1,6 +1,7 @@
 """The wheel and the sdist: what is in them, and that the wheel's package runs where the sources are not."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -44,6 +45,13 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: tuple[Path,
     assert {"rankscope/py.typed", "rankscope/report/page.html", "rankscope/data/moby_dick.txt"} < package
     assert "rankscope = rankscope.cli:main" in found[f"{NAMED}.dist-info/entry_points.txt"].decode()
     assert found[f"{NAMED}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_every_file_of_data_is_said_to_be_somebodys() -> None:
+    data = ROOT / "src" / "rankscope" / "data"
+    rows = re.findall(r"^\| `([^`]+)` \|", (data / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    expected = {path.name + "/" * path.is_dir() for path in data.iterdir()} - {"README.md", "__pycache__/"}
+    assert sorted(rows) == sorted(expected)
 
 
 @pytest.mark.slow
