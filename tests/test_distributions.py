@@ -1,6 +1,7 @@
 """The wheel and the sdist: what is in them, and that the wheel's package runs where the sources are not."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 NAMED = f"rankscope-{PROJECT['version']}"
 
 
@@ -44,6 +46,35 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: tuple[Path,
     assert {"rankscope/py.typed", "rankscope/report/page.html", "rankscope/data/moby_dick.txt"} < package
     assert "rankscope = rankscope.cli:main" in found[f"{NAMED}.dist-info/entry_points.txt"].decode()
     assert found[f"{NAMED}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+def test_every_file_of_data_is_said_to_be_somebodys() -> None:
+    data = ROOT / "src" / "rankscope" / "data"
+    rows = re.findall(r"^\| `([^`]+)` \|", (data / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    expected = {path.name + "/" * path.is_dir() for path in data.iterdir()} - {"README.md", "__pycache__/"}
+    assert sorted(rows) == sorted(expected)
+
+
+@pytest.mark.skipif(not RELEASE.exists(), reason="the sdist has no workflows")
+def test_links_in_the_notes_of_a_release_lead_to_files_of_its_tag(tmp_path: Path) -> None:
+    """The command of the workflow, run as if all of the changelog were one version."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("\n## ", "\n### ").removeprefix("# Changelog\n")
+    text += "[Above](#new), [a page](docs/growth.md#memory), [a paper](https://arxiv.org/abs/2103.03404).\n"
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## 9.9.9 (2030-01-01)\n{text}\n## 9.9.8\n\nOlder.\n")
+    workflow = RELEASE.read_text(encoding="utf-8")
+    (step,) = re.findall(r"- name: notes of this version\n +run: \|\n((?: {10}.*\n)+)", workflow)
+    names = {"GITHUB_SERVER_URL": "https://h", "GITHUB_REPOSITORY": "o/r", "GITHUB_REF_NAME": "v9.9.9"}
+    subprocess.run(["bash", "-ec", step], cwd=tmp_path, env={**os.environ, **names}, check=True)
+    notes, target, tree = (
+        (tmp_path / "notes.md").read_text(encoding="utf-8"),
+        r"\]\(([^)]*)\)",
+        "https://h/o/r/blob/v9.9.9/",
+    )
+    assert re.sub(target, "]", notes).strip() == re.sub(target, "]", text).strip()
+    links = re.findall(target, notes)
+    assert links[-3:] == [f"{tree}CHANGELOG.md#new", f"{tree}docs/growth.md#memory", "https://arxiv.org/abs/2103.03404"]
+    paths = [link.removeprefix(tree).partition("#")[0] for link in links if link.startswith(tree)]
+    assert all((ROOT / path).is_file() for path in paths) and all(link.startswith("https://") for link in links)
 
 
 @pytest.mark.slow

@@ -1,9 +1,18 @@
 """`rankscope masks`, `metrics` and `models`."""
 
+import json
+from importlib import import_module
+from typing import Any, ClassVar
+
 import pytest
 
 from rankscope.metrics import METRICS
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.families.bloom import Bloom
+from rankscope.sources.families.llama import Llama
 from tests.cli.running import answered, printed, rankscope
+
+SMALL = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
 
 def test_masks_as_a_table_a_picture_and_json() -> None:
@@ -15,11 +24,37 @@ def test_masks_as_a_table_a_picture_and_json() -> None:
 
 @pytest.mark.slow
 def test_models_lists_every_family_with_its_parity() -> None:
-    from rankscope.sources.families import FAMILIES
-
     answer = answered("models")
     assert {row["family"] for row in answer["families"]} == set(FAMILIES)
     assert all(max(row["states"], row["attention"]) < 1e-12 for row in answer["families"])
+
+
+def test_a_family_that_fails_is_listed_with_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One family gives other states than its original, another asks for a config that transformers does not have."""
+
+    class Confused(Llama):
+        tiny_fields: ClassVar = {"text": ("LlamaConfig", SMALL)}
+
+        def layer(self, block: Any, arch: Any) -> Any:
+            parts = super().layer(block, arch)
+            swapped = {"mlp.up.weight": "mlp.gate.weight", "mlp.gate.weight": "mlp.up.weight"}
+            return parts | {name: parts[other] for name, other in swapped.items()}
+
+    class Renamed(Bloom):
+        tiny_fields: ClassVar = {"text": ("BloomSettings", {})}
+
+    for name, family in {"llama": Confused(), "bloom": Renamed()}.items():
+        monkeypatch.setitem(FAMILIES, name, family)
+    some = {name: FAMILIES[name] for name in ("llama", "bloom", "smollm3")}
+    monkeypatch.setattr(import_module("rankscope.sources.load"), "FAMILIES", some)
+    done = rankscope("models", "--json")
+    rows = {row["family"]: row for row in json.loads(done.out)["families"]}
+    assert done.code == 2 and "2 of 3" in done.err and "llama, bloom" in done.err and "smollm3" not in done.err
+    assert "off by" in rows["llama"]["failure"] and "BloomSettings" in rows["bloom"]["failure"]
+    assert rows["smollm3"]["states"] < 1e-12 and "failure" not in rows["smollm3"]
+    table = rankscope("models")
+    assert table.code == 2 and table.err == done.err and max(map(len, table.out.splitlines())) <= 80
+    assert table.out.count(" failed ") == 2 and "bloom: module transformers" in " ".join(table.out.split())
 
 
 def test_metrics_are_listed_and_explained() -> None:

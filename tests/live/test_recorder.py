@@ -158,10 +158,15 @@ def test_a_call_is_left_out_for_one_reason_alone() -> None:
 def test_recomputation_for_gradients_is_not_measured_twice() -> None:
     model, batch = made("gpt2")
     model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    calls: list[Any] = []
+    for block in model.h:
+        block.register_forward_pre_hook(lambda *call: calls.append(call))  # checkpoints stop before a block ends
     with rankscope.watch(model, "mu") as w:
         model(**batch, use_cache=False)[0].sum().backward()
     assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
-    assert any("3 calls of blocks outside a call of the model" in note for note in w.notes)
+    again = len(calls) - 3  # 3 with transformers 5.22; with 5.23 hooks of blocks are called once
+    said = [note for note in w.notes if "calls of blocks outside a call of the model" in note]
+    assert len(said) == (again > 0) and all(f"{again} calls" in note for note in said)
 
 
 def test_samples_are_numbered_on_from_call_to_call_and_watch_to_watch() -> None:

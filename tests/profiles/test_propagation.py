@@ -78,3 +78,20 @@ def test_a_layer_leaves_memory_as_soon_as_it_was_read(variant: str, arithmetic: 
     finally:
         gc.enable()
     assert max(readers[1].result()) <= 4  # both passes of the input, and of the layer that the next one starts from
+
+
+@pytest.mark.parametrize(
+    ("metric", "tokens", "blocks"), [("entropy", 1024, False), ("entropy", 1025, True), ("dobrushin", 1025, False)]
+)
+def test_blocks_begin_where_they_are_faster_and_metrics_with_many_sweeps_keep_the_whole(
+    metric: str, tokens: int, blocks: bool
+) -> None:
+    """Of two heads 1,024 tokens have 2^24 bytes of attention in a layer."""
+    net, seen = Transformer.random(Architecture(layers=1, width=4, heads=2, mask="causal")), []
+
+    class Looking(MetricReader):
+        def read(self, step: LayerStep) -> None:
+            seen.append(step.rows is not None)
+
+    one_pass(net, torch.randn(1, tokens, 4), None, [Looking(chosen_metrics("measure", [metric]))], "float64")
+    assert seen == [False, blocks]

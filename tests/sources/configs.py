@@ -205,6 +205,7 @@ INERT = {
         "contrastive_logits_temperature", "codevector_dim", "proj_codevector_dim", "diversity_loss_weight",
         "ctc_loss_reduction", "ctc_zero_infinity", "tdnn_dim", "tdnn_kernel", "tdnn_dilation", "xvector_output_dim",
         "esmfold_config", "vocab_list", "pooler_dropout", "pooler_hidden_act", "legacy",
+        "vision_use_head",
     ),
     "in an adapter after the last block": (
         "adapter_kernel_size", "adapter_stride", "num_adapter_layers", "output_hidden_size",

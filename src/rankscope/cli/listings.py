@@ -126,7 +126,8 @@ def list_entry(metric: "Metric") -> list[str]:
 def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     """List the models: those at hand by name, and the families that can be loaded, with their parity.
 
-    A small random model of every family is built, loaded and compared with the original, here and now.
+    A small random model of every family is built, loaded and compared with the original, here and now. Where one
+    fails, the others are listed all the same, and the exit code is 2.
     """
     from rankscope.extras import install, installed
     from rankscope.sources import PRESETS
@@ -135,11 +136,8 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     with progress(printing.silent) as start:
         families = survey(start("families")) if installed("transformers") else []
     if printing.as_json:
-        rows = [
-            {"family": family.family, "config": family.config, "types": family.types, **family.parity.described()}
-            for family in families
-        ]
-        return machine({"presets": list(PRESETS), "families": rows})
+        machine({"presets": list(PRESETS), "families": [family_row(family) for family in families]})
+        return require_parity(families)
     trained = ", ".join(["minilm (the demo extra)", *shipped_names()])
     say(f"By name, random weights: {', '.join(PRESETS)}.", f"By name, trained: {trained}.")
     if not families:
@@ -153,6 +151,34 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
             "padded probe; of states relative to their largest entry. Float32: how far the original is from "
             "itself when the parts that it computes in float32 are lifted to float64.",
         )
+    failures = [f"{family.family} {family.config}".strip() + f": {family.failure}" for family in failed(families)]
+    say(*(line for failure in failures for line in ("", failure)))
+    require_parity(families)
+
+
+def family_row(family: "FamilyParity") -> dict[str, Any]:
+    """A config of a family as JSON has it: its parity, or why there is none."""
+    row = {"family": family.family, "config": family.config, "types": family.types}
+    return {**row, "failure": family.failure} if family.parity is None else {**row, **family.parity.described()}
+
+
+def failed(families: "list[FamilyParity]") -> "list[FamilyParity]":
+    """The configs of families whose small model could not be loaded as what it is."""
+    return [family for family in families if family.parity is None]
+
+
+def require_parity(families: "list[FamilyParity]") -> None:
+    """Raise a `SourceError` that names the families of which a small model failed, if any did."""
+    names_of_failed = list(dict.fromkeys(family.family for family in failed(families)))
+    if not names_of_failed:
+        return
+    from importlib.metadata import version
+
+    from rankscope.errors import SourceError
+
+    message = f"every family must agree with its original; {len(failed(families))} of {len(families)} small models "
+    message += f"failed with transformers {version('transformers')}, of {', '.join(names_of_failed)}"
+    raise SourceError(f"{message}: load refuses models like them, watch measures them as they are", subject="family")
 
 
 def families_table(families: "list[FamilyParity]") -> "Table":
@@ -160,9 +186,12 @@ def families_table(families: "list[FamilyParity]") -> "Table":
     numbers = ("states", "attention", "float32")
     table = titled("families", words=("family", "model types", "config"), numbers=numbers)
     before = None
-    for name, config, types, parity in families:
+    for name, config, types, parity, _ in families:
         named = (name, ", ".join(types)) if name != before else ("", "")
+        before = name
+        if parity is None:
+            table.add_row(*named, config, "failed")
+            continue
         float32 = "" if parity.float32_parts is None else f"{parity.float32_parts:.0e}"
         table.add_row(*named, config, f"{parity.states:.0e}", f"{parity.attention or 0.0:.0e}", float32)
-        before = name
     return table

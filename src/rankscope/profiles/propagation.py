@@ -63,8 +63,14 @@ class PassOptions:
     check: bool = False
     confirm: bool = False
     sharing: int = 1  # passes that run side by side, and share memory
-    most_held: int = WHOLE  # bytes of a layer's attention pattern above which it is read by blocks of rows
+    most_held: int | None = None
+    """Bytes of a layer's attention pattern above which it is read by blocks of rows; None chooses by what is read."""
     block_bytes: int | None = None  # bytes of such a block; None chooses by the device
+
+
+WHOLE_ON_CPU = 2**24
+"""Bytes of a layer's attention pattern above which blocks of its rows are faster on a CPU than the whole, whatever the
+network (benchmarks/RESULTS.md), but for metrics that go over the rows again and again."""
 
 
 def one_pass(
@@ -145,7 +151,7 @@ def layer_pass(
     valid = valid_tokens(X.shape[:-1], padding, X.device)
     kind = "float" if arithmetic != "deviation" else "confirm" if options.confirm else "deviation"
     request = _row_request(net, readers, kind, options.block_bytes)
-    by_rows = X.ndim == 3 and kind == "deviation" and request is not None and _large(net, X[:batch], kind, options)
+    by_rows = X.ndim == 3 and kind == "deviation" and _large(net, X[:batch], kind, options, request)
     memory_kind = "rows" if by_rows else kind
     if X.ndim == 3 and (kind != "float" or request is None):
         shape = (len(X), X.shape[1], batch)
@@ -155,7 +161,7 @@ def layer_pass(
 
     def steps_from(start: int) -> Iterator[LayerStep]:
         samples = slice(start, start + batch)
-        rows = request if _large(net, X[samples], kind, options) else None
+        rows = request if _large(net, X[samples], kind, options, request) else None
         of_batch = net.for_samples(start, start + batch)
         return _layer_steps(of_batch, X[samples], valid[samples], start, readers, options, rows)
 
@@ -220,13 +226,17 @@ def _layer_steps(
             yield from (LayerStep(net, start, valid, step) for step in layers(inputs))
 
 
-def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions) -> bool:
-    """True if P is so large that it is read by rows if it can be. A GPU holds what fits: that is far faster."""
-    size = size_of_attention(net.arch, len(X), X.shape[1])
-    if kind == "deviation" and net.device.type != "cpu":
+def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions, request: AttentionRequest | None) -> bool:
+    """True if P can be read by rows and is large enough for it. A GPU holds what fits: that is far faster."""
+    if request is None or kind == "confirm":
+        return False
+    size, on_cpu = size_of_attention(net.arch, len(X), X.shape[1]), net.device.type == "cpu"
+    if kind == "deviation" and not on_cpu:
         free = free_memory(net.device)
         return free is not None and MATRICES[kind] * size > free
-    return kind != "confirm" and size > options.most_held
+    if options.most_held is not None:
+        return size > options.most_held
+    return size > (WHOLE_ON_CPU if on_cpu and not request.by_head else WHOLE)
 
 
 def _row_request(

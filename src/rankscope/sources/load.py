@@ -259,28 +259,44 @@ def built_as(family: Family, name: str) -> Iterator[None]:
 
 
 class FamilyParity(NamedTuple):
-    """The parity measured for one config of one family."""
+    """The parity measured for one config of one family, or why it could not be."""
 
     family: str
-    config: str  # What sets it apart within the family
+    config: str  # What sets it apart within the family; empty where not even the configs could be made
     types: tuple[str, ...]
-    parity: Parity
+    parity: Parity | None
+    failure: str = ""
+    """What was said instead of a parity: the model could not be built, or is not what `load` computes."""
 
 
 def survey(progress: Callable[[int, int], None] | None = None) -> list[FamilyParity]:
-    """Load a small random model of every config of every family, and return the parities."""
+    """Load a small random model of every config of every family, and return the parities; a model that fails has a
+    failure in place of one, and the others are loaded."""
     with quiet():  # configs may warn of themselves
-        cases = [(family, label) for family in FAMILIES.values() for label in family.tiny_configs()]
+        cases = [(family, label) for family in FAMILIES.values() for label in _labels(family)]
     parities = []
     for done, (family, label) in enumerate(cases, 1):
-        with quiet():
-            # Encoders are the default where a model has both sides.
-            named = family.name if family.side == "decoder" else None
-            net: Any = load(random_model(family.name, label), family=named)
-        parities.append(FamilyParity(family.name, label, family.types, net.origin.parity))
+        # Encoders are the default where a model has both sides.
+        named = family.name if family.side == "decoder" else None
+        try:
+            with quiet():
+                net: Any = load(random_model(family.name, label), family=named)
+            parities.append(FamilyParity(family.name, label, family.types, net.origin.parity))
+        except Exception as error:  # what another version of transformers may do to a model is any error
+            failure = str(error) if isinstance(error, RankscopeError) else first_line(error)
+            parities.append(FamilyParity(family.name, label, family.types, None, failure))
         if progress is not None:
             progress(done, len(cases))
     return parities
+
+
+def _labels(family: Family) -> list[str]:
+    """The labels of a family's configs; one empty label where transformers does not make them, which
+    `random_model` then meets again."""
+    try:
+        return list(family.tiny_configs())
+    except Exception:
+        return [""]
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:
