@@ -207,6 +207,7 @@ class Recorder:
             return
         self._depth += 1
         arguments = arguments_of(model, args, kwargs)
+        arguments.of_encoder_too = model in self.plan.around_both
         if self._depth > 1:
             if self.call is not None and self.call.readings is None:
                 self.call.arguments.append(arguments)

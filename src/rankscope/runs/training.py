@@ -235,13 +235,31 @@ def stamp(folder: str | Path) -> str:
     return hashlib.sha256("/".join(files).encode()).hexdigest()[:16]
 
 
+def in_stack(name: str, stack: str) -> str:
+    """The name of a metric of layers, or of a rule, for one of several stacks of blocks, as an encoder and a decoder
+    are; of one stack alone, whose name is empty, the name itself.
+
+    >>> in_stack("relative_mu", "decoder"), in_stack("relative_mu", "")
+    ('relative_mu/decoder', 'relative_mu')
+    """
+    return f"{name}/{stack}" if stack else name
+
+
+def split_stack(name: str) -> tuple[str, str]:
+    """(The metric, the stack of blocks that it is of, or nothing) of what `in_stack` gave."""
+    metric, _, stack = name.partition("/")
+    return metric, stack
+
+
 def title_of(name: str) -> str:
     """The title of a metric or number of a run.
 
-    >>> title_of("lr"), title_of("relative_mu")
-    ('learning rate', 'relative mu')
+    >>> title_of("lr"), title_of("relative_mu"), title_of("grad_mlp/decoder")
+    ('learning rate', 'relative mu', 'gradient: MLP (decoder)')
     """
-    return NAMES.get(name, name.replace("_", " "))
+    metric, stack = split_stack(name)
+    title = NAMES.get(metric, metric.replace("_", " "))
+    return f"{title} ({stack})" if stack else title
 
 
 def path_name(metric: str, layer: int | None) -> str:
