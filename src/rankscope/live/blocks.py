@@ -38,8 +38,9 @@ def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[
     if len(found) != 2:
         return {"": blocks}
     one, other = (name.split(".") for name in found)
-    differs = next(k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return {one[differs]: found[0], other[differs]: found[1]}
+    first, second = next((a, b) for a, b in zip(one, other, strict=False) if a != b)
+    # Stacks that are told apart by numbers are stages, which follow one another.
+    return {"": None} if first.isdigit() else {first: found[0], second: found[1]}
 
 
 def find_blocks(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, list[nn.Module]]:

@@ -159,8 +159,8 @@ def find_padding(
     calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any], shape: Sequence[int], decoder: bool = False
 ) -> PaddingArgument | None:
     """The padding of tokens of this shape, if an argument says it: `calls` are those of the model and of modules around
-    the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own, those
-    whose names say so, or that a module around it alone is given."""
+    the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its
+    own: under names that say so, or given to a module around it alone."""
     calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
     of_calls = [
         (call, *pair) for call in calls

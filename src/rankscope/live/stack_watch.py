@@ -36,10 +36,9 @@ class StackWatch:
     is known, `modules` is what `WatchedBlocks.modules` would give."""
 
     def __init__(
-        self, model: nn.Module, plan: WatchPlan, variant: str = "as given", *, compiled: bool = False,
-        contained: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
+        self, model: nn.Module, plan: WatchPlan, *, compiled: bool = False, contained: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.plan, self.variant = model, plan, variant
+        self.model, self.plan = model, plan
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
         in_blocks, everywhere = self._blocks.modules() if modules is None else modules
@@ -84,8 +83,9 @@ class StackWatch:
         self._recorder.interrupt()
         stack.close()
 
-    def profile(self) -> Profile:
-        """What was measured so far, as `measure` gives it; samples are numbered on from call to call.
+    def profile(self, variant: str = "as given") -> Profile:
+        """What was measured so far, under the name `variant`, as `measure` gives it; samples are numbered on from call
+        to call.
 
         Raises:
             WatchError: Nothing was measured; the message says why.
@@ -106,8 +106,8 @@ class StackWatch:
         entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
         description, results = describe_model(self.model), checks(self.plan, totals)
         device = ", ".join(description["model"]["devices"])
-        manifest = manifest_of(description, device, self.variant, arithmetic, list(order), results)
-        return Profile(table(entries, self.variant, arithmetic), manifest)
+        manifest = manifest_of(description, device, variant, arithmetic, list(order), results)
+        return Profile(table(entries, variant, arithmetic), manifest)
 
     @property
     def samples(self) -> int:

@@ -93,19 +93,20 @@ def watch(
         keep=keep, attention=attention, modules=modules,
     )  # fmt: skip
     modules = modules if inner is model else submodules(inner)
-    watches = {}
-    for name, plan in plans.items():
-        named = f"{variant}: {name}" if name and variant != AS_GIVEN else name or variant
-        watches[name] = StackWatch(inner, plan, named, compiled=compiled, modules=(plan.in_blocks, modules))
-    return Watch(watches)
+    watches = {
+        name: StackWatch(inner, plan, compiled=compiled, modules=(plan.in_blocks, modules))
+        for name, plan in plans.items()
+    }
+    return Watch(watches, variant)
 
 
 class Watch:
     """A model that is being measured: what `watch` returns. Entered again, it continues to count. `stacks` has a
-    `StackWatch` for each stack of blocks by its name, which is empty where there is one stack alone."""
+    `StackWatch` for each stack of blocks by its name, which is empty where there is one stack alone; `variant` is the
+    model's name in the table."""
 
-    def __init__(self, stacks: Mapping[str, StackWatch]) -> None:
-        self.stacks = dict(stacks)
+    def __init__(self, stacks: Mapping[str, StackWatch], variant: str = AS_GIVEN) -> None:
+        self.stacks, self.variant = dict(stacks), variant
         self._entered: ExitStack | None = None
 
     def __repr__(self) -> str:
@@ -133,11 +134,12 @@ class Watch:
         Raises:
             WatchError: Nothing was measured; the message says why.
         """
-        stacks = list(self.stacks.values())
-        measured = [stack for stack in stacks if stack.samples]
-        if len(stacks) == 1 or not measured:
-            return stacks[0].profile()
-        return Profile.join([stack.profile() for stack in measured])
+        first, *others = self.stacks
+        measured = [name for name, stack in self.stacks.items() if stack.samples]
+        if not others or not measured:
+            return self.stacks[first].profile(self.variant)
+        prefix = "" if self.variant == AS_GIVEN else f"{self.variant}: "
+        return Profile.join([self.stacks[name].profile(f"{prefix}{name}") for name in measured])
 
     @property
     def notes(self) -> list[str]:

@@ -43,6 +43,7 @@ from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
 from rankscope.runs.training import in_stack
 
+LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
@@ -498,7 +499,7 @@ class Monitor:
             measured.append(GRADIENT_METRIC)
         measured += [name for part in self.spectra for name in part.names]
         measured += [name for part in self.jacobians for name in part.names]
-        measured += [f"grad_{group}" for part in self.gradients for _, group in part.groups]
+        measured += [f"{kind}_{group}" for part in self.gradients for _, group in part.groups for kind in LEARNT]
         return self.rules.notes(measured)
 
     def _refuse_for_several(self, forecast: object, paths_every: object) -> None:
