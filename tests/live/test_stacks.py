@@ -267,6 +267,18 @@ def test_what_several_stacks_do_not_have(tmp_path: Path) -> None:
     assert list(make_plans(three, blocks={"one": "a", "two": "c"})) == ["one", "two"]
 
 
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_decoder_without_a_mask_is_said_to_have_none(probed: bool, tmp_path: Path) -> None:
+    """As models of transformers are called with labels alone."""
+    for masked in (True, False):
+        model, batch = t5(), t5_batch(*sequences(2, seed=1))
+        batch |= {} if masked else {"decoder_attention_mask": None}  # type: ignore[dict-item]
+        with Monitor(model, "mu", 1, batch if probed else None, run=tmp_path / str(masked)) as monitor:
+            model(**batch).loss.backward()
+            monitor.step()
+        assert any("decoder_attention_mask" in note for note in monitor.notes) is not masked
+
+
 def test_a_decoder_that_did_not_run_is_left_out_of_a_profile() -> None:
     """`generate` calls it token by token."""
     model, source = t5(decoder_layers=2).eval(), sequences(2, seed=1)[0]

@@ -1,8 +1,8 @@
 """What a watch measures: the options of `watch`, checked, with the blocks they are about.
 
 `watch` and `Monitor` call `make_plans` once, before anything runs; it makes a `WatchPlan` for each stack of blocks.
-Everything else in this room takes the plan and changes nothing in it but the layout, which the first call of the model
-may show (`first_input.py`).
+Everything else in this room takes the plan and changes nothing in it but what calls of the model show: the layout
+(`first_input.py`), and whether a mask was found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,6 +54,7 @@ class WatchPlan:
     training_only: bool = False  # calls that are no training batches do not count, such as evaluations
     tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
     in_blocks: Sequence[nn.Module] = ()  # all modules in the blocks, as they were when the plan was made
+    unmasked: bool = False  # a call said nothing of padding where it was looked for
     known_scores: dict[int, tuple[tuple[object, ...], int]] = field(default_factory=dict)
     """Layers in which scores that were made again have given what attention gave: their `kind`, and calls since."""
 

@@ -400,6 +400,7 @@ class Recorder:
         if first.doubtful is not None:
             self.totals.doubtful_masks.add(first.doubtful)
         padding, call.mask = (self.plan.padding, None) if first.mask is None else first.mask[:2]
+        self.plan.unmasked |= call.mask is None and self.plan.padding_from_model
         call.open[0] = (call.open[0][0], hidden.shape)
         call.readings = self._first_reading(call, hidden, padding)
         call.readings.states.read(0, hidden)

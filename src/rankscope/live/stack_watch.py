@@ -36,8 +36,14 @@ class StackWatch:
     is known, `modules` is what `WatchedBlocks.modules` would give."""
 
     def __init__(
-        self, model: nn.Module, plan: WatchPlan, *, compiled: bool = False, contained: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        plan: WatchPlan,
+        *,
+        compiled: bool = False,
+        contained: bool = False,
+        modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
+    ) -> None:
         self.model, self.plan = model, plan
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)

@@ -204,6 +204,7 @@ class OperatorMeasurement:
             if self.plan.padding_from_model:
                 mask = find_padding([call.arguments], call.arguments, hidden.shape[:2], self.plan.decoder)
                 padding = None if mask is None else mask.padding
+                self.plan.unmasked |= mask is None
             batch = TokenBatch.of(hidden, padding, arithmetic_of(own_parameters(submodules(*self.plan.blocks)), hidden))
             call.states = StateReadings(self.plan, batch)
         call.states.read(layer, hidden)

@@ -242,6 +242,9 @@ class Monitor:
         for plan in [part.plan for part in self.inline] or self.plans.values():
             if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
                 notes.append(layout_note(plan))
+            if plan.decoder and plan.unmasked:
+                counts = "padding of the decoder, if there is any, counts as tokens, as no mask of it was found"
+                notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
         if self.gradients and self.schedule.counted and not self.gradients[0].steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
             notes.append(f"gradients and updates of weights are not measured: {made}")
