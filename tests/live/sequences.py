@@ -25,7 +25,7 @@ def sequences(samples: int, seed: int) -> tuple[Tensor, Tensor]:
 def t5(decoder_layers: int = 3) -> Any:
     """Two blocks that read, and three that write."""
     torch.manual_seed(0)
-    special = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    special: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
     config = hf.T5Config(**SIZES, **special, num_layers=2, num_decoder_layers=decoder_layers, dropout_rate=0.0)
     return hf.T5ForConditionalGeneration(config).double()
 

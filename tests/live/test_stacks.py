@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import MonitorError, WatchError
+from rankscope.figures.description import Points
 from rankscope.live import Monitor, watch
 from rankscope.live.monitor.alarm_rules import Collapse
 from rankscope.live.monitor.alarms import AlarmRule, Fault, MeasurementRows, RuleSet
@@ -155,13 +156,13 @@ def test_a_monitor_measures_both_as_two_monitors_do(kind: str, inline: str, tmp_
 def test_both_stacks_of_a_training_that_learns(kind: str, tmp_path: Path) -> None:
     """The last measurement of the probe is that of the trained model by hand."""
     learner, (source, target) = Learner(kind), sequences(6, seed=1)
-    optimizer = torch.optim.AdamW(learner.model.parameters(), 4e-3)
+    optimizer = torch.optim.AdamW(learner.model.parameters(), 1e-2)
     probe = learner.probe(source, target)
-    with Monitor(learner.model, "mu", every=100, probe=probe, run=tmp_path, optimizer=optimizer) as monitor:
-        losses = train(learner, [monitor], optimizer, 200)
-    assert sum(losses[-10:]) / 10 < 0.7 * losses[0]
+    with Monitor(learner.model, "mu", every=50, probe=probe, run=tmp_path, optimizer=optimizer) as monitor:
+        losses = train(learner, [monitor], optimizer, 100)
+    assert sum(losses[-10:]) / 10 < 0.85 * losses[0]
     training = read_training(tmp_path)
-    assert training.steps == [0, 100, 200]
+    assert training.steps == [0, 50, 100]
     learner.model.eval()
     with torch.no_grad(), watch(learner.model, "mu") as both:
         learner.loss(source, target)
@@ -177,7 +178,8 @@ def test_what_readers_of_a_run_show(tmp_path: Path) -> None:
         for block in learner.blocks["decoder"]:
             for weight in block.parameters():
                 weight.mul_(0.0)
-        learner.model.shared.weight[:] = learner.model.shared.weight[:1]
+        words = learner.model.get_parameter("shared.weight")
+        words[:] = words[:1]
     rules = [Collapse(patience=1, action=(raised := list[Any]()).append)]
     probe = learner.probe(source, target)
     metrics = ["relative_mu", "largest_logit"]
@@ -193,8 +195,8 @@ def test_what_readers_of_a_run_show(tmp_path: Path) -> None:
     assert training.alarms["rule"].to_list() == [alarm.rule for alarm in raised]
     for side in SIDES:
         chart = layer_map(training, f"relative_mu/{side}")
-        rings = [mark for mark in chart.panels[0].marks if hasattr(mark, "hover") and len(mark.hover) == 1]
-        assert [f", {side}:" in rings[-1].hover[0][0]] == [True]
+        (ring,) = [mark for mark in chart.panels[0].marks if isinstance(mark, Points)]
+        assert ring.hover is not None and [f", {side}:" in text for text, *_ in ring.hover] == [True]
     largest = [signal for signal in run_signals(training) if signal.name == "largest_logit/decoder"]
     most = training.table.filter(metric="largest_logit/decoder", layer=1, head=0)["most"]
     assert largest[0].values.tolist() == most.to_list()
