@@ -69,7 +69,8 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
         first, second = list(by_name)[:2]
         way = f"name one, as in blocks={first!r}, or several, as in blocks={{'first': {first!r}, 'second': {second!r}}}"
         holds = f"{what} holds {len(by_name)}: {names}: {way}"
-        raise WatchError(f"a watch or a Monitor finds one stack of blocks, or two; {holds}", subject="blocks")
+        must = "blocks= must say what to measure of stages, and of more than two stacks of blocks"
+        raise WatchError(f"{must}; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
     holds = f"{what} holds none: {could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}"
