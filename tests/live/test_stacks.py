@@ -20,7 +20,9 @@ from rankscope.runs.figures import layer_map
 from rankscope.runs.signals import run_signals
 from rankscope.runs.training import TRAINING, read_training
 from tests.live import reference
+from tests.live.families import WORDS
 from tests.live.sequences import sequences, t5, t5_batch, translator, translator_loss
+from tests.live.test_sides import bart
 from tests.raising import raises
 
 SIDES = {"encoder": 2, "decoder": 3}
@@ -112,10 +114,17 @@ def train(learner: Learner, monitors: list[Monitor], optimizer: Any, steps: int)
     return losses
 
 
-@pytest.mark.parametrize("inline", ["tokens", "attention", ""], ids=["tokens", "attention", "probe"])
-@learners
+@pytest.mark.parametrize(
+    ("kind", "inline"),
+    [
+        ("transformer", "tokens"), ("t5", ""),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in
+          [("t5", "tokens"), ("t5", "attention"), ("transformer", "attention"), ("transformer", "")]),
+    ],
+)  # fmt: skip
 def test_a_monitor_measures_both_as_two_monitors_do(kind: str, inline: str, tmp_path: Path) -> None:
-    """To the digit, micro-batches and gradients of weights and tokens included; the weights end as without them."""
+    """To the digit, micro-batches and gradients of weights and tokens included; the weights end as without them.
+    `inline` says what is read of training batches; without it a probe is measured."""
     source, target = sequences(4, seed=1)
     metrics = ["relative_residual", "mu"] if inline == "tokens" else METRICS
     trained = {}
@@ -130,7 +139,7 @@ def test_a_monitor_measures_both_as_two_monitors_do(kind: str, inline: str, tmp_
         monitors = [] if run == "bare" else [
             Monitor(learner.model, metrics, run=tmp_path / run, blocks=blocks, **options)
         ]  # fmt: skip
-        trained[run] = train(learner, monitors, optimizer, 2), list(learner.model.parameters())
+        trained[run] = train(learner, monitors, optimizer, 1), list(learner.model.parameters())
         for monitor in monitors:
             monitor.close()
     for losses, weights in trained.values():
@@ -149,6 +158,27 @@ def test_a_monitor_measures_both_as_two_monitors_do(kind: str, inline: str, tmp_
         assert plain.select(keys).equals(expected.select(keys))
         for column in ("value", "spread", "floor"):
             assert plain[column].to_list() == pytest.approx(expected[column].to_list(), rel=1e-12, nan_ok=True)
+
+
+def test_a_module_around_both_stacks_is_given_the_masks_of_both(tmp_path: Path) -> None:
+    """BART's inner model, of whose two masks each stack has its own."""
+    model, source = bart().train(), torch.randint(3, WORDS, (2, 6))
+    given = {"input_ids": source, "decoder_input_ids": source.flip(1)}
+    mask = torch.ones(2, 6, dtype=torch.long)
+    given |= {"attention_mask": mask.clone(), "decoder_attention_mask": mask.clone()}
+    given["attention_mask"][0, 3:], given["decoder_attention_mask"][1, 5:] = 0, 0
+    torch.manual_seed(1)
+    with torch.no_grad(), watch(model, "mu") as both:
+        model(**given)
+    torch.manual_seed(1)
+    with Monitor(model, "mu", 1, run=tmp_path) as monitor:
+        model(**given).logits.square().mean().backward()
+        monitor.step()
+    for side, padded in {"encoder": 3, "decoder": 1}.items():
+        checks = both.stacks[side].profile().manifest.networks[0].checks
+        assert checks["padded_tokens"] == padded
+        found = read_training(tmp_path).grid(f"mu/{side}").value[:, 0].tolist()
+        assert found == pytest.approx(both.profile().curve("mu", variant=side).mean(0).tolist(), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -107,11 +107,11 @@ class Watch:
 
     def __init__(self, stacks: Mapping[str, StackWatch], variant: str = AS_GIVEN) -> None:
         self.stacks, self.variant = dict(stacks), variant
+        self.model = next(iter(self.stacks.values())).model
         self._entered: ExitStack | None = None
 
     def __repr__(self) -> str:
-        one = next(iter(self.stacks.values()))
-        return f"Watch({type(one.model).__name__}, {', '.join(starmap(_counted, self.stacks.items()))})"
+        return f"Watch({type(self.model).__name__}, {', '.join(starmap(_counted, self.stacks.items()))})"
 
     def __enter__(self) -> "Watch":
         if self._entered is not None:
