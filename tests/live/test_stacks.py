@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import MonitorError, WatchError
 from rankscope.figures.description import Points
+from rankscope.forecasts.live_module import read_module
 from rankscope.live import Monitor, watch
 from rankscope.live.monitor.alarm_rules import Collapse
 from rankscope.live.monitor.alarms import AlarmRule, Fault, MeasurementRows, RuleSet
@@ -254,7 +255,7 @@ def test_rules_look_at_each_stack_by_itself() -> None:
     kinds = [Collapse(patience=2, action="stop"), HighLoss(1, "warn")]
     rules = RuleSet(kinds, ["encoder", "decoder"])
     first = rules.on_measurement(rows(encoder=0.5, decoder=1e-4), 1)
-    assert [alarm.rule.partition("/")[0] for alarm in first] == ["high loss"]
+    assert [(alarm.rule, alarm.sentence) for alarm in first] == [("high loss", "Step 1: the loss is 9.0. Stop.")]
     again = RuleSet([Collapse(patience=2, action="stop"), HighLoss(1, "warn")], ["encoder", "decoder"])
     again.load_state_dict(rules.state_dict())
     for resumed in (rules, again):
@@ -289,13 +290,16 @@ def test_options_of_each_stack() -> None:
 
 
 def test_what_several_stacks_do_not_have(tmp_path: Path) -> None:
+    batches = [t5_batch(*sequences(2, seed=seed)) for seed in (1, 2)]
+    with raises(WatchError, subject="blocks"):
+        read_module(t5(), batches, None, steps=10, lr=1e-3)
     with raises(MonitorError, subject="paths_every"):
         Monitor(t5(), probe=t5_batch(*sequences(2, seed=1)), paths_every=100, run=tmp_path / "a")
     three = nn.ModuleDict({name: nn.Sequential(*nn.TransformerEncoder(
         nn.TransformerEncoderLayer(8, 2, 8), 2, enable_nested_tensor=False).layers) for name in "abc"})  # fmt: skip
     with raises(WatchError, subject="blocks") as caught:
         watch(three)
-    assert "blocks={'first': 'a', 'second': 'b'}" in str(caught.value)
+    assert "take several, {'one': 'a', 'two': 'b'}" in str(caught.value)
     assert list(make_plans(three, blocks={"one": "a", "two": "c"})) == ["one", "two"]
 
 

@@ -67,10 +67,11 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
     if by_name:
         names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
         first, second = list(by_name)[:2]
-        way = f"name one, as in blocks={first!r}, or several, as in blocks={{'first': {first!r}, 'second': {second!r}}}"
+        way = (
+            f"name one, as in blocks={first!r}; watch and Monitor take several, {{'one': {first!r}, 'two': {second!r}}}"
+        )
         holds = f"{what} holds {len(by_name)}: {names}: {way}"
-        must = "blocks= must say what to measure of stages, and of more than two stacks of blocks"
-        raise WatchError(f"{must}; {holds}", subject="blocks")
+        raise WatchError(f"blocks= must say which of several stacks of blocks is meant; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
     holds = f"{what} holds none: {could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}"

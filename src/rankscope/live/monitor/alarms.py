@@ -9,9 +9,10 @@ first place and lists the rest. The built-in rules are in `alarm_rules.py`.
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import polars as pl
@@ -144,7 +145,7 @@ class AlarmRule(ABC):
 
 class RuleOfStacks:
     """A rule that looks at each of several stacks of blocks by itself: what is usual in an encoder is not so in a
-    decoder. A rule about numbers of the whole run raises its alarm in one of them."""
+    decoder. What it finds in all of them alike, at no layer, is about the whole run, and one alarm."""
 
     def __init__(self, rule: AlarmRule, stacks: Sequence[str]) -> None:
         self.name, self.metrics, self.action = rule.name, rule.metrics, rule.action
@@ -153,21 +154,22 @@ class RuleOfStacks:
     @property
     def alarm_names(self) -> list[str]:
         """What its alarms may be called."""
-        return [in_stack(self.name, stack) for stack in self.by_stack]
+        return [self.name, *(in_stack(self.name, stack) for stack in self.by_stack)]
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms of all stacks; each is given the rows of its own layers, and those of the whole run."""
-        alarms: dict[object, Alarm] = {}
+        of_run: Counter[Alarm] = Counter()
+        alarms: list[tuple[Alarm, Alarm]] = []  # as it is, and as it were of the whole run
         for stack, rule in self.by_stack.items():
-            own = pl.col("metric").str.ends_with(f"/{stack}")
-            plain = pl.when(pl.col("layer").is_null()).then("metric").otherwise(
-                pl.col("metric").str.strip_suffix(f"/{stack}"))  # fmt: skip
-            for alarm in rule.on_measurement(
-                rows.filter(own | pl.col("layer").is_null()).with_columns(metric=plain), step
-            ):
-                of_run = alarm.layer is None and alarm.sentence.replace(f", {stack}:", ":", 1)
-                alarms.setdefault(of_run or (stack, len(alarms)), alarm)
-        return list(alarms.values())
+            end = f"/{stack}"
+            own = rows.filter(pl.col("layer").is_not_null(), pl.col("metric").str.ends_with(end))
+            own = own.with_columns(pl.col("metric").str.strip_suffix(end))
+            for alarm in rule.on_measurement(pl.concat([own, rows.filter(pl.col("layer").is_null())]), step):
+                plain = replace(alarm, rule=self.name, sentence=alarm.sentence.replace(f", {stack}:", ":", 1))
+                of_run[plain] += alarm.layer is None
+                alarms.append((alarm, plain))
+        everywhere = len(self.by_stack)
+        return [*dict.fromkeys(plain if of_run[plain] == everywhere else alarm for alarm, plain in alarms)]
 
     def state_dict(self) -> dict[str, Any]:
         """The memory of each stack's rule."""
