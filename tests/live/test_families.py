@@ -239,11 +239,6 @@ class TestEncoderAndDecoder:
     def batch(self) -> dict[str, Tensor]:
         return {**FAMILIES["t5"].batch(), "decoder_input_ids": torch.randint(3, 40, (2, 6))}
 
-    def test_one_must_be_named(self) -> None:
-        with raises(WatchError, subject="blocks") as caught:
-            rankscope.watch(self.model())
-        assert "encoder.block (3 blocks of T5Block), decoder.block (2 blocks" in str(caught.value)
-
     def test_the_encoder(self) -> None:
         model, batch = self.model(), self.batch()
         with torch.no_grad(), rankscope.watch(model, ["mu", "entropy"], blocks="encoder.block") as w:

@@ -14,7 +14,7 @@ from tests.raising import raises
 
 
 def chosen(model: nn.Module, **parts: Any) -> LeftOut:
-    return watch(model, "mu").without(**parts).plan.left_out
+    return watch(model, "mu").without(**parts).stacks[""].plan.left_out
 
 
 def test_names_and_numbers() -> None:

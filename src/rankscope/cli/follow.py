@@ -64,8 +64,15 @@ def follow(
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
     if metrics is None:
-        return training.metrics[:1]
-    return [training.metric(name) for name in split_names("metric", metrics)]
+        return training.of_stacks(training.metrics[0]) if training.metrics else []
+    asked = split_names("metric", metrics)
+    return [found for name in asked for found in _of_stacks(training, name)]
+
+
+def _of_stacks(training: "TrainingRun", name: str) -> list[str]:
+    """The metric of that name or, where the run has it of several stacks of blocks, of each; raises if it has none."""
+    found = [] if name in training.metrics else training.of_stacks(name)
+    return found or [training.metric(name)]
 
 
 def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:

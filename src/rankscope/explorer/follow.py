@@ -93,7 +93,7 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
     chosen = metric if metric in training.metrics else next(iter(training.metrics), None)
     charts: dict[str, Chart] = {}
     if chosen is not None:
-        charts |= {"map": layer_map(training, chosen), "curves": layer_curves(training, [chosen])}
+        charts |= {"map": layer_map(training, chosen), "curves": layer_curves(training, training.of_stacks(chosen))}
     if training.scalars:
         charts["run"] = run_curves(training, training.scalars[:PANELS])
     if training.learning:

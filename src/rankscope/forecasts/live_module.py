@@ -49,7 +49,7 @@ from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
 from rankscope.live.blocks import Blocks
 from rankscope.live.modules import uncompiled
-from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients
+from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
 from rankscope.live.plan import make_plan
 from rankscope.live.watch import watch
 from rankscope.profiles import Profile
@@ -438,7 +438,7 @@ class ModuleReader:
         gradient = gradient_of(made.loss, self.weights, keep=True)
         at_tokens = {
             layer: torch.cat([value / len(value) for value, _ in parts]).norm().log10().item()
-            for (layer, metric, _), parts in tokens.values(made.loss).parts.items()
+            for (layer, metric, _), parts in token_gradients(made.loss, {"": tokens})[""].parts.items()
             if metric == GRADIENT_METRIC and layer is not None
         }
         at_tokens = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}

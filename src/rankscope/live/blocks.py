@@ -3,12 +3,12 @@
 A stack is a `ModuleList` or `Sequential` of composite modules, or a `ModuleDict` of numbered ones (torchtitan), all (or
 most) of one class, in no other stack.
 Where some stacks hold attention, the others are no candidates: they are convolutions before a transformer,
-or experts. One stack is found without asking; of several the user names one, since an encoder and a decoder
-are two networks to measure. Called by `plan.py`, once for a watch.
+or experts. One stack is found without asking, and so are two, such as an encoder and a decoder, which are measured
+side by side (`named_stacks`); of more the user names those that are meant. Called by `plan.py`, once for a watch.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from torch import nn
@@ -17,7 +17,30 @@ from rankscope.errors import WatchError, one_of
 from rankscope.live.modules import submodules, uncompiled
 
 Blocks = str | Sequence[str | nn.Module]  # the name of a stack or of a part with one in it, or the blocks
+NamedStacks = Mapping[str, Blocks]  # several stacks, each by a name of the user's own
 MOST_NAMED = 5  # candidates that an error names
+
+
+def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[str, Blocks | None]:
+    """The stacks to measure by name, each as `find_blocks` takes it. One stack alone has no name; where a model holds
+    two, as an encoder and a decoder, they are called by the first part of their dotted names that differs.
+
+    >>> named_stacks(nn.Transformer(8, 2, 1, 1, 8, batch_first=True), None)
+    {'encoder': 'encoder.layers', 'decoder': 'decoder.layers'}
+    """
+    if isinstance(blocks, Mapping):
+        strange = [name for name in blocks if not isinstance(name, str) or not name or "/" in name]
+        if strange or not blocks:
+            came = f"got {strange[0]!r}" if strange else "received none"
+            raise WatchError(f"blocks={{...}} must name each stack by a text without '/'; {came}", subject="blocks")
+        return dict(blocks)
+    found = list(stacks(model)) if blocks is None else []
+    if len(found) != 2:
+        return {"": blocks}
+    one, other = (name.split(".") for name in found)
+    first, second = next((a, b) for a, b in zip(one, other, strict=False) if a != b)
+    # Stacks that are told apart by numbers are stages, which follow one another.
+    return {"": None} if first.isdigit() else {first: found[0], second: found[1]}
 
 
 def find_blocks(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, list[nn.Module]]:
@@ -43,9 +66,12 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
     what = type(model).__name__
     if by_name:
         names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
-        way = f"name one, as in blocks={next(iter(by_name))!r}, and make another watch or Monitor for another"
+        first, second = list(by_name)[:2]
+        way = (
+            f"name one, as in blocks={first!r}; watch and Monitor take several, {{'one': {first!r}, 'two': {second!r}}}"
+        )
         holds = f"{what} holds {len(by_name)}: {names}: {way}"
-        raise WatchError(f"a watch or a Monitor measures one stack of blocks; {holds}", subject="blocks")
+        raise WatchError(f"blocks= must say which of several stacks of blocks is meant; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
     holds = f"{what} holds none: {could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}"

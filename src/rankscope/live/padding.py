@@ -67,6 +67,7 @@ class CallArguments(dict[str, Any]):
     library = ""  # which documents what its masks of two axes mean
     of_interface = False  # masks of four axes are those of transformers' attention interface: True at what is seen
     of_images = False  # its tokens are of images, and not those that a mask of a module around it is about
+    of_encoder_too = False  # the module holds the encoder as well: its usual masks are about that one's tokens
 
 
 class _Forward:
@@ -136,26 +137,38 @@ def _argument_names(module: nn.Module) -> list[str]:
         return []
 
 
-def mask_arguments_of(module: nn.Module) -> list[tuple[str, int]]:
+def mask_arguments_of(module: nn.Module, decoder: bool, of_encoder_too: bool) -> list[tuple[str, int]]:
     """(name, position) of the arguments of a module's `forward` that may say which tokens are padding."""
     names = _argument_names(module)
-    known = [*DECODER_MASKS, *TOKEN_MASKS, *PADDING_MASKS]
-    if not type(module).__module__.startswith("torch.nn."):  # whose `mask` says which token sees which
-        known += AMBIGUOUS_MASKS
+    known = _mask_names(decoder, of_encoder_too)
+    if type(module).__module__.startswith("torch.nn."):  # whose `mask` says which token sees which
+        known = tuple(name for name in known if name not in AMBIGUOUS_MASKS)
     return [(name, names.index(name)) for name in known if name in names]
+
+
+def _mask_names(decoder: bool, of_encoder_too: bool) -> tuple[str, ...]:
+    """The names under which a module may be given the masks of the tokens of one stack in it, the likeliest first."""
+    usual = (*TOKEN_MASKS, *PADDING_MASKS, *AMBIGUOUS_MASKS)
+    if not decoder:
+        return usual
+    own = tuple(name for name in usual if not name.startswith("encoder"))
+    return DECODER_MASKS if of_encoder_too else (*DECODER_MASKS, *own)
 
 
 def find_padding(
     calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any], shape: Sequence[int], decoder: bool = False
 ) -> PaddingArgument | None:
     """The padding of tokens of this shape, if an argument says it: `calls` are those of the model and of modules around
-    the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its own."""
+    the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its
+    own: under names that say so, or given to a module around it alone."""
     calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
-    names = DECODER_MASKS if decoder else (*TOKEN_MASKS, *PADDING_MASKS, *AMBIGUOUS_MASKS)
-    of_calls = [(call, *pair) for call in calls for pair in _masks(call, names)]
-    masks = of_calls if decoder else [*of_calls, *((block, *pair) for pair in _masks(block, names))]
+    of_calls = [
+        (call, *pair) for call in calls
+        for pair in _masks(call, _mask_names(decoder, getattr(call, "of_encoder_too", True)))
+    ]  # fmt: skip
+    masks = [*of_calls, *((block, *pair) for pair in _masks(block, _mask_names(decoder, False)))]
     argument = _of_shape([mask for mask in masks if mask[1] not in AMBIGUOUS_MASKS], shape)
-    if argument is None and not decoder:
+    if argument is None:
         ambiguous = [mask for mask in masks if mask[1] in AMBIGUOUS_MASKS]
         argument = _hidden_from_all(block, shape) or _of_shape(ambiguous, shape)
     for _, name, mask in of_calls if argument is None else ():
@@ -259,7 +272,17 @@ def is_decoder(model: nn.Module, stack: str) -> bool:
     names = _argument_names(model)
     both = any(name in names for name in DECODER_MASKS)
     other = "attention_mask" in names or "src_key_padding_mask" in names
-    return both and ("decoder" in stack.split(".") or not other)
+    return both and (is_decoder_name(stack) or not other)
+
+
+def is_decoder_name(stack: str) -> bool:
+    """True if the name of a stack says that it is a decoder.
+
+    >>> [is_decoder_name(name) for name in ("model.decoder.layers", "dec_blocks", "decay.layers", "encoder.block")]
+    [True, True, False, False]
+    """
+    words = [word for part in stack.lower().split(".") for word in part.split("_")]
+    return any(word == "dec" or word.startswith("decoder") for word in words)
 
 
 def continues_from_cache(arguments: Mapping[str, Any]) -> bool:

@@ -1,24 +1,25 @@
 """What a watch measures: the options of `watch`, checked, with the blocks they are about.
 
-`watch` and `Monitor` call `make_plan` once, before anything runs. Everything else in this room takes the
-`WatchPlan` and changes nothing in it but the layout, which the first call of the model may show (`first_input.py`).
+`watch` and `Monitor` call `make_plans` once, before anything runs; it makes a `WatchPlan` for each stack of blocks.
+Everything else in this room takes the plan and changes nothing in it but what calls of the model show: the layout
+(`first_input.py`), and whether a mask was found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.blocks import Blocks, find_blocks
+from rankscope.live.blocks import Blocks, NamedStacks, find_blocks, named_stacks, stacks
 from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
 from rankscope.live.left_out import LeftOut
 from rankscope.live.modules import own_parameters, submodules
-from rankscope.live.padding import is_decoder
+from rankscope.live.padding import is_decoder, is_decoder_name
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.metrics.residuals import from_norms
@@ -26,6 +27,10 @@ from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
 KEPT = ("states", "attention", "embeddings")  # tensors that a watch can keep
+Layers = Sequence[int] | Mapping[str, Sequence[int]] | None  # to measure: of each stack, or by stack
+PaddingOption = Tensor | Literal["model", "none"]
+Padding = PaddingOption | Mapping[str, PaddingOption]
+Mask = Tensor | Mapping[str, Tensor] | None
 
 
 @dataclass
@@ -35,6 +40,7 @@ class WatchPlan:
     metrics: Sequence[Metric]
     blocks: list[nn.Module]  # in order; one that is called several times may stand there several times
     stack: str = ""  # the dotted name of the blocks; empty where they were listed one by one
+    name: str = ""  # what this stack is called beside another one that is measured; empty where it is the only one
     layers: frozenset[int] | None = None  # to measure; None for all
     keep: frozenset[str] = frozenset()  # of KEPT
     layout: Layout = "batch first"
@@ -44,11 +50,13 @@ class WatchPlan:
     padding_from_model: bool = True  # find the padding in the arguments of the model's call
     blocks_named: bool = False  # by the user, not found
     decoder: bool = False  # the blocks are the decoder of a model that has an encoder as well
+    around_both: frozenset[nn.Module] = frozenset()  # of a decoder: the modules that hold the encoder as well
     attention: Sequence[AttentionObserver] = OBSERVERS
     training_only: bool = False  # calls that are no training batches do not count, such as evaluations
     tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
     left_out: LeftOut = field(default_factory=LeftOut)  # parts of the model that do not count while it is watched
     in_blocks: Sequence[nn.Module] = ()  # all modules in the blocks, as they were when the plan was made
+    unmasked: bool = False  # a call said nothing of padding where it was looked for
     known_scores: dict[int, tuple[tuple[object, ...], int]] = field(default_factory=dict)
     """Layers in which scores that were made again have given what attention gave: their `kind`, and calls since."""
 
@@ -76,6 +84,44 @@ class WatchPlan:
         return any(map(self.wants, ("attention", "scores", "heads")))
 
 
+def make_plans(
+    model: nn.Module,
+    metrics: MetricsLike = DEFAULT_METRICS,
+    layers: Layers = None,
+    *,
+    blocks: Blocks | NamedStacks | None = None,
+    padding: Padding = "model",
+    attention_mask: Mask = None,
+    **options: Any,
+) -> dict[str, WatchPlan]:
+    """The plan of each stack that is measured, by the stack's name; of one stack alone the name is empty.
+
+    Args:
+        model: The model, without wrappers.
+        metrics, layers, blocks, padding, attention_mask: As in `watch`.
+        **options: What `make_plan` takes beside.
+    """
+    names = named_stacks(model, blocks)
+    by_stack = {"layers": layers, "padding": padding, "attention_mask": attention_mask}
+    for name, option in by_stack.items():
+        if isinstance(option, Mapping):
+            for stack in option.keys() - names.keys():
+                known = sorted(filter(None, names)) or ["none, since one stack is measured"]
+                raise WatchError(one_of(f"a stack in {name}", str(stack), known), subject=name)
+        elif isinstance(option, Tensor) and len(names) > 1:
+            came = f"one came for {' and '.join(names)}: give {name}={{{next(iter(names))!r}: ...}}"
+            raise WatchError(f"{name} must be given for each stack of blocks; {came}", subject=name)
+    defaults = {"layers": None, "padding": "model", "attention_mask": None}
+    plans = {}
+    for stack, named in names.items():
+        of_stack: dict[str, Any] = {
+            name: option.get(stack, defaults[name]) if isinstance(option, Mapping) else option
+            for name, option in by_stack.items()
+        }
+        plans[stack] = make_plan(model, metrics, blocks=named, stack_name=stack, **of_stack, **options)
+    return plans
+
+
 def make_plan(
     model: nn.Module,
     metrics: MetricsLike = DEFAULT_METRICS,
@@ -88,13 +134,15 @@ def make_plan(
     keep: str | Sequence[str] = (),
     attention: Sequence[AttentionObserver] = OBSERVERS,
     modules: Sequence[nn.Module] | None = None,
+    stack_name: str = "",
 ) -> WatchPlan:
-    """Check the options of a watch, and find the blocks of the model.
+    """Check the options of a watch of one stack, and find its blocks.
 
     Args:
         model: The model, without wrappers.
         metrics, layers, blocks, padding, attention_mask, layout, keep, attention: As in `watch`.
         modules: All modules of the model, where they are known.
+        stack_name: What the stack is called beside another one.
     """
     modules = submodules(model) if modules is None else modules
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
@@ -120,10 +168,12 @@ def make_plan(
         sentence = f"layer 0 has metrics of tokens alone; {beyond[0].name} is of {beyond[0].of}: name more layers"
         raise WatchError(sentence, subject="layers")
     in_blocks = submodules(*found_blocks)
+    around_both = _around_both(model, stack, stack_name)
     return WatchPlan(
         metrics=chosen,
         blocks=found_blocks,
         stack=stack,
+        name=stack_name,
         layers=chosen_layers,
         keep=kept,
         layout=layout_of(in_blocks, layout),
@@ -132,7 +182,8 @@ def make_plan(
         padding=known_padding,
         padding_from_model=known_padding is None and padding == "model",
         blocks_named=blocks is not None,
-        decoder=is_decoder(model, stack),
+        decoder=bool(around_both) or is_decoder(model, stack),
+        around_both=around_both,
         attention=tuple(attention),
         tensor_parallel=tensor_parallel,
         in_blocks=in_blocks,
@@ -152,6 +203,16 @@ def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | N
         expected = "a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask"
         raise WatchError(f"padding must be {expected}; got {padding!r}", subject="padding")
     return None
+
+
+def _around_both(model: nn.Module, stack: str, stack_name: str) -> frozenset[nn.Module]:
+    """The modules that hold both the decoder, if this stack's names say that it is one, and another stack."""
+    if not is_decoder_name(stack) and not is_decoder_name(stack_name):
+        return frozenset()
+    path = stack.split(".")
+    others = [other.split(".") for other in stacks(model) if other != stack]
+    shared = {k for other in others for k in range(len(path)) if other[:k] == path[:k]}
+    return frozenset(model.get_submodule(".".join(path[:k])) for k in shared)
 
 
 def _is_offloaded(module: nn.Module) -> bool:

@@ -207,6 +207,7 @@ class Recorder:
             return
         self._depth += 1
         arguments = arguments_of(model, args, kwargs)
+        arguments.of_encoder_too = model in self.plan.around_both
         if self._depth > 1:
             if self.call is not None and self.call.readings is None:
                 self.call.arguments.append(arguments)
@@ -407,6 +408,7 @@ class Recorder:
         if first.doubtful is not None:
             self.totals.doubtful_masks.add(first.doubtful)
         padding, call.mask = (self.plan.padding, None) if first.mask is None else first.mask[:2]
+        self.plan.unmasked |= call.mask is None and self.plan.padding_from_model
         call.open[0] = (call.open[0][0], hidden.shape)
         call.readings = self._first_reading(call, hidden, padding)
         call.readings.states.read(0, hidden)

@@ -7,52 +7,37 @@
 Layer 0 is what the first block takes, layer l what block l returns. Metrics are computed in float64 on the
 device where the tensors are; only the numbers are kept.
 
-What happens, file by file: `watch` makes a `WatchPlan` (`plan.py`, which finds the `blocks.py`) and a `Watch`
-with a `Recorder`. Entering the watch attaches hooks to the model and its blocks (`block_hooks.py`) and, if
-metrics ask for it, the first observer of `attention/` that applies and hooks on routers (`routing.py`); all
-report to the recorder (`recorder.py` has the order of events). Leaving the watch removes them. `profile`
-makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
+What happens, file by file: `watch` makes a `WatchPlan` for each stack of blocks (`plan.py`, which finds the
+`blocks.py`), and a `Watch` of a `StackWatch` for each (`stack_watch.py` goes on from there). Where a model has an
+encoder and a decoder, each stack has its own layers, its own tokens and its own padding, as if it were watched alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Literal
-from weakref import WeakSet
+from itertools import starmap
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
-from rankscope.live import processes
-from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver, WatchedBlocks
-from rankscope.live.attention.head_outputs import projections_hooked
-from rankscope.live.attention.multihead import without_nested_tensors
-from rankscope.live.block_hooks import BlockHooks
-from rankscope.live.blocks import Blocks
+from rankscope.live.attention import OBSERVERS, AttentionObserver
+from rankscope.live.blocks import Blocks, NamedStacks
 from rankscope.live.left_out import HeadsOut, Names, choose
-from rankscope.live.modules import hooked, is_compiled, parts_in, refuse_scripted, submodules, uncompiled
-from rankscope.live.notes import checks, describe_model, dtype_name, notes
-from rankscope.live.plan import WatchPlan, make_plan
-from rankscope.live.recorder import CACHED, Recorder
-from rankscope.live.without import Removal
+from rankscope.live.modules import is_compiled, refuse_scripted, submodules, uncompiled
+from rankscope.live.plan import Layers, Mask, Padding, make_plans
+from rankscope.live.stack_watch import AS_GIVEN, StackWatch
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
-from rankscope.profiles.readings import ReadingRow, Readings, table
-from rankscope.runs import manifest_of
-
-AS_GIVEN = "as given"
-_observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being observed, by any watch
 
 
 def watch(
     model: nn.Module,
     metrics: MetricsLike = DEFAULT_METRICS,
-    layers: Sequence[int] | None = None,
+    layers: Layers = None,
     *,
-    blocks: Blocks | None = None,
-    padding: Tensor | Literal["model", "none"] = "model",
-    attention_mask: Tensor | None = None,
+    blocks: Blocks | NamedStacks | None = None,
+    padding: Padding = "model",
+    attention_mask: Mask = None,
     layout: str | None = None,
     keep: str | Sequence[str] = (),
     variant: str = AS_GIVEN,
@@ -68,8 +53,11 @@ def watch(
         model: Any torch module; a compiled one runs uncompiled while it is watched.
         metrics: Metrics of tokens, of attention, of what each head adds (`head_mu`), or of how a mixture of
             experts routes its tokens (`expert_load`), by name or as a `Metric`.
-        layers: Which of the layers 0..L to measure; all if None.
-        blocks: The stack of blocks where it is not found by itself: a dotted name, or a list of names or modules.
+        layers: Which of the layers 0..L to measure; all if None. Of several stacks each may have its own, as
+            `{"encoder": [0, 6], "decoder": [0, 4]}`; so may `padding` and `attention_mask`.
+        blocks: The stack of blocks where it is not found by itself: a dotted name, or a list of names or modules; or
+            several stacks by name, `{"text": "text_model.layers", "image": "vision_model.layers"}`. Two stacks, such
+            as an encoder and a decoder, are found and measured side by side.
         padding: `[batch, token]`, True at padded tokens; "model" to take the mask that the model is called
             with; "none" to count every token.
         attention_mask: `[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`.
@@ -100,76 +88,44 @@ def watch(
     refuse_scripted(modules)
     inner = uncompiled(model)
     compiled = is_compiled(modules)
-    plan = make_plan(
+    plans = make_plans(
         inner, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask, layout=layout,
         keep=keep, attention=attention, modules=modules,
     )  # fmt: skip
     modules = modules if inner is model else submodules(inner)
-    return Watch(inner, plan, variant, compiled=compiled, modules=(plan.in_blocks, modules))
+    watches = {
+        name: StackWatch(inner, plan, compiled=compiled, modules=(plan.in_blocks, modules))
+        for name, plan in plans.items()
+    }
+    return Watch(watches, variant)
 
 
 class Watch:
-    """A model that is being measured: what `watch` returns. Entered again, it continues to count. A `compiled` model is
-    made to run as it was written. Errors of its hooks reach the call of the model unless they are `contained`. Where it
-    is known, `modules` is what `WatchedBlocks.modules` would give."""
+    """A model that is being measured: what `watch` returns. Entered again, it continues to count. `stacks` has a
+    `StackWatch` for each stack of blocks by its name, which is empty where there is one stack alone; `variant` is the
+    model's name in the table."""
 
-    def __init__(
-        self, model: nn.Module, plan: WatchPlan, variant: str = AS_GIVEN, *, compiled: bool = False,
-        contained: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.plan, self.variant = model, plan, variant
-        self._compiled = compiled
-        self._blocks = WatchedBlocks(model, plan.blocks)
-        in_blocks, everywhere = self._blocks.modules() if modules is None else modules
-        self._modules, self._contained = (in_blocks, everywhere), contained
-        self._recorder = Recorder(plan, self._blocks, in_blocks, contained)
-        self._removal = Removal(model, plan) if plan.left_out else None
-        self._hooks = BlockHooks(self._blocks, self._recorder)
-        self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
-        self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
-        self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
+    def __init__(self, stacks: Mapping[str, StackWatch], variant: str = AS_GIVEN) -> None:
+        self.stacks, self.variant = dict(stacks), variant
+        self.model = next(iter(self.stacks.values())).model
+        self._entered: ExitStack | None = None
 
     def __repr__(self) -> str:
-        totals = self._recorder.totals
-        return f"Watch({type(self.model).__name__}, {totals.samples} samples in {totals.calls} calls)"
+        return f"Watch({type(self.model).__name__}, {', '.join(starmap(_counted, self.stacks.items()))})"
 
     def __enter__(self) -> "Watch":
-        if self._stack is not None:
+        if self._entered is not None:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
-        plan, recorder = self.plan, self._recorder
-        with ExitStack() as stack:
-            if plan.tensor_parallel is not None:
-                meeting = f"watch/{processes.next_number('watch')}"
-                processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)
-                shared = f"{plan.tensor_parallel.size} processes share the model"
-                self._changes[f"{shared}: heads and tokens of all of them were measured."] = None
-            if self._compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks fire; graphs are kept
-                self._changes["The model is compiled: while watched, its original ran as it was written."] = None
-            if bool(self._encoders) and stack.enter_context(without_nested_tensors(self._encoders)):
-                self._changes["While watched, torch's fused encoder and its nested tensors were off."] = None
-            if self._removal is not None:
-                self._removal.attach(stack)
-            self._hooks.before(stack)
-            if plan.wants_attention or plan.left_out.heads:
-                self._observe_attention(stack)
-            if plan.wants("heads"):
-                stack.enter_context(projections_hooked(self._blocks, recorder.on_projection))
-            if plan.wants("routing"):
-                stack.enter_context(hooked(parts_in(self._blocks), self._on_module_output))
-            if self._removal is not None:
-                self._removal.attach_last(stack)
-            self._hooks.after(stack)
-            self._stack = stack.pop_all()
+        with ExitStack() as entered:
+            for stack in self.stacks.values():
+                entered.enter_context(stack)
+            self._entered = entered.pop_all()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        assert self._stack is not None
-        stack, self._stack = self._stack, None
-        self._recorder.interrupt()
-        stack.close()
-        if self._removal is not None and kind is None:
-            self._removal.check()
+    def __exit__(self, *error: Any) -> None:
+        assert self._entered is not None
+        entered, self._entered = self._entered, None
+        entered.__exit__(*error)
 
     def without(
         self,
@@ -208,118 +164,58 @@ class Watch:
         >>> bool((mu[:, 1] == mu[:, 2]).all())
         True
         """
-        out = choose(self.model, self.plan.blocks, layers, heads, branches, norms, skips)
-        plan = replace(self.plan, left_out=self.plan.left_out.beside(out), known_scores={})
-        return Watch(
-            self.model, plan, self.variant, compiled=self._compiled, contained=self._contained, modules=self._modules
-        )
+        first, *others = self.stacks
+        if others:
+            sentence = f"parts are left out of a watch of one stack of blocks; this watch has {first} and"
+            raise WatchError(f"{sentence} {' and '.join(others)}: name one, as in blocks={first!r}", subject="stacks")
+        stack = self.stacks[first]
+        out = choose(self.model, stack.plan.blocks, layers, heads, branches, norms, skips)
+        return Watch({first: stack.without(out)}, self.variant)
 
     def profile(self) -> Profile:
-        """What was measured so far, as `measure` gives it; samples are numbered on from call to call.
+        """What was measured so far, as `measure` gives it; samples are numbered on from call to call. Of several stacks
+        each is a variant of the table; one that was not called is left out, as a decoder is by `generate`.
 
         Raises:
             WatchError: Nothing was measured; the message says why.
         """
-        totals = self._recorder.totals
-        if not totals.calls:
-            raise WatchError("the model was not called in watch: call model(...), not its forward", subject="model")
-        if not totals.samples:
-            why = "; ".join(f"{count} left out: {why}" for why, count in totals.calls_left_out.items())
-            why = why or "none of its blocks was called; name those that are with blocks="
-            if CACHED in totals.calls_left_out:
-                why += ": call the model on a whole sequence"
-            raise WatchError(f"of {totals.calls} calls of the model none was measured: {why}", subject="model")
-        assert totals.arithmetic is not None
-        arithmetic, variant = dtype_name(totals.arithmetic), self._variant()
-        order = {metric.name: k for k, metric in enumerate(self.plan.metrics)}
-        entries = [ReadingRow(layer, start, *pair) for layer, start, rows in totals.readings for pair in rows]
-        entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
-        description, results = describe_model(self.model), checks(self.plan, totals)
-        device = ", ".join(description["model"]["devices"])
-        manifest = manifest_of(description, device, variant, arithmetic, list(order), results)
-        return Profile(table(entries, variant, arithmetic), manifest)
-
-    @property
-    def failure(self) -> Exception | None:
-        """The error of a hook that was contained, after which nothing was measured any more."""
-        return self._recorder.failure
-
-    @property
-    def readings(self) -> list[tuple[int, Readings]]:
-        """(layer, readings of its metrics), call by call."""
-        return [(layer, rows) for layer, _, rows in self._recorder.totals.readings]
-
-    @property
-    def valid(self) -> Tensor:
-        """Which tokens of the last call that was measured are no padding, `[batch, token]`; of no call, none are."""
-        return self._recorder.totals.valid
+        first, *others = self.stacks
+        measured = [name for name, stack in self.stacks.items() if stack.samples]
+        if not others or not measured:
+            return self.stacks[first].profile(self.variant)
+        prefix = "" if self.variant == AS_GIVEN else f"{self.variant}: "
+        return Profile.join([self.stacks[name].profile(f"{prefix}{name}") for name in measured])
 
     @property
     def notes(self) -> list[str]:
         """What was done and found so far, in sentences."""
-        return notes(self.plan, self._recorder.totals, [*self._changes])
+        return [f"{name}: {note}" if name else note for name, stack in self.stacks.items() for note in stack.notes]
 
     @property
     def states(self) -> dict[int, list[Tensor]]:
         """With `keep="states"`: by layer, the hidden states `[batch, token, width]` of each call."""
-        return self._kept("states")
+        return self._only("states").states
 
     @property
     def attention(self) -> dict[int, list[Tensor]]:
         """With `keep="attention"`: by layer, the pattern `[batch, head, query, key]` of each call."""
-        return self._kept("attention")
+        return self._only("attention").attention
 
     @property
     def embeddings(self) -> dict[int, Tensor]:
         """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`, padding left out, of
         all calls one after another. A sample without tokens has no row."""
-        return {layer: torch.cat(means) for layer, means in self._kept("embeddings").items()}
+        return self._only("embeddings").embeddings
 
-    @property
-    def arithmetic(self) -> torch.dtype:
-        """The coarsest dtype that the model computed in; float64 before it was called."""
-        return self._recorder.totals.arithmetic or torch.float64
+    def _only(self, what: str) -> StackWatch:
+        """The one stack; an error says how to ask for one of several."""
+        first, *others = self.stacks
+        if others:
+            sentence = f"{what} are those of one stack of blocks; this watch has {first} and {' and '.join(others)}"
+            raise WatchError(f"{sentence}: ask for w.stacks[{first!r}].{what}", subject="stacks")
+        return self.stacks[first]
 
-    def _variant(self) -> str:
-        """The name of the model in the table, with what is left out."""
-        if not self.plan.left_out:
-            return self.variant
-        out = f"without {', '.join(self.plan.left_out.asked)}"
-        return out if self.variant == AS_GIVEN else f"{self.variant} {out}"
 
-    def _on_attention(self, attention: AttentionCall) -> None:
-        """Attention was seen: it is measured, unless it is left out or only seen for the heads that are."""
-        if self._removal is not None:
-            self._removal.on_attention(attention)
-        if not self.plan.wants_attention:
-            return
-        if self._removal is not None and self._removal.running:
-            self._recorder.on_left_out_attention(attention)
-        else:
-            self._recorder.on_attention(attention)
-
-    def _on_module_output(self, module: nn.Module, args: object, output: object) -> None:
-        """A module in a block returned: it may be a router."""
-        if self._removal is None or not self._removal.running:
-            self._recorder.on_module_output(module, args, output)
-
-    def _kept(self, what: str) -> dict[int, list[Tensor]]:
-        if what not in self.plan.keep:
-            raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})", subject="keep")
-        return dict(sorted(self._recorder.totals.kept[what].items()))
-
-    def _observe_attention(self, stack: ExitStack) -> None:
-        """Attach the first observer that applies; one watch at a time may observe a block."""
-        blocks = self._blocks
-        if any(block in _observed for block in blocks):
-            raise WatchError("attention of this model is watched already: leave that watch first", subject="attention")
-        observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
-        if observer is None:
-            ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"
-            what = f"attention of {type(self.model).__name__} must be visible to an observer ({ways}); none applies"
-            raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
-        _observed.update(blocks)
-        stack.callback(_observed.difference_update, blocks)
-        sentence = stack.enter_context(observer.attach(blocks, self._on_attention))
-        if sentence is not None:
-            self._changes[sentence] = None
+def _counted(name: str, stack: StackWatch) -> str:
+    """How much was measured of a stack, in words."""
+    return f"{f'{name}: ' * bool(name)}{stack.samples} samples in {stack.calls} calls"

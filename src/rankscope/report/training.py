@@ -106,12 +106,12 @@ def _tables(training: TrainingRun) -> list[Table]:
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
         tables.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
     tables += _proved(training)
-    if training.metrics:
-        grid = training.grid(training.metrics[0])
+    for metric in training.of_stacks(training.metrics[0]) if training.metrics else []:
+        grid = training.grid(metric)
         ends = [(grid.steps[k], grid.value[:, k], grid.noise[:, k]) for k in dict.fromkeys((0, -1 % len(grid.steps)))]
         marked = {(row, column + 1) for row, (*_, noise) in enumerate(ends) for column in noise.nonzero()[0].tolist()}
         cells = [[f"step {step:,}", *(f"{value:.3g}" for value in values)] for step, values, _ in ends]
-        title = f"{training.metrics[0]} by layer, at the first measurement and the last"
+        title = f"{metric} by layer, at the first measurement and the last"
         note = "○ at or below the floor." if marked else ""
         tables.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
     return tables
@@ -147,7 +147,7 @@ def _bound(view: BoundView) -> str:
 
 def _where(row: dict[str, object]) -> str:
     """The rule of an alarm, its step, and its layer and head."""
-    parts = [f"{row['rule']} at step {row['step']:,}"]
+    parts = [f"{title_of(str(row['rule']))} at step {row['step']:,}"]
     parts += [f"since step {row['since']:,}"] if row["since"] not in (None, row["step"]) else []
     parts += [f"{name} {row[name]}" for name in ("layer", "head") if row[name] is not None]
     return ", ".join(parts)

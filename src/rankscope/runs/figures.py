@@ -14,7 +14,7 @@ import polars as pl
 from rankscope.figures import description as fig
 from rankscope.figures.style import ALARM, LISTED, evenly
 from rankscope.metrics import symbol_of
-from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, title_of
+from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, split_stack, title_of
 
 STEPS = 300  # steps drawn at most
 LINES, FEW = 9, 6  # layers that have a line at most: in a chart of one panel, of several
@@ -229,8 +229,11 @@ def _edges(steps: list[int]) -> tuple[float, float] | None:
 
 
 def _rings(training: TrainingRun, grid: Grid) -> list[fig.Points]:
-    """Where an alarm names a layer, a ring at its place."""
-    rows = training.alarms.filter(pl.col("layer").is_in(grid.layers)).tail(MARKS)
+    """Where an alarm names a layer of the stack that is drawn, a ring at its place."""
+    stack = split_stack(grid.metric)[1]
+    others = [name for name in {split_stack(metric)[1] for metric in training.metrics} if name not in ("", stack)]
+    elsewhere = pl.any_horizontal(pl.lit(False), *(pl.col("rule").str.ends_with(f"/{name}") for name in others))
+    rows = training.alarms.filter(pl.col("layer").is_in(grid.layers), ~elsewhere).tail(MARKS)
     hover: list[fig.Hover] = [
         (f"alarm at step {row['step']}, layer {row['layer']}\n{_wrapped(row['sentence'])}", "", "")
         for row in rows.iter_rows(named=True)
@@ -244,7 +247,8 @@ def _wrapped(sentence: object) -> str:
 
 
 def _unit(metric: str) -> fig.Formula | str:
-    return NAMES[metric] if metric in NAMES else metric_title(metric)
+    plain = split_stack(metric)[0]
+    return title_of(metric) if plain in NAMES else metric_title(plain)
 
 
 def _number(value: float) -> str:

@@ -110,7 +110,7 @@ def _read(source: Path) -> list[Signal]:
 
 def _of_run(rows: pl.DataFrame) -> list[Signal]:
     """Signals of rows of the table `training`; `run_signals` says which of their numbers counts."""
-    largest = pl.col("metric").str.to_lowercase().is_in([*LOSS, "largest_logit"])
+    largest = pl.col("metric").str.to_lowercase().is_in(LOSS) | pl.col("metric").str.contains("^largest_logit(/|$)")
     value = pl.when(pl.col("broken") > 0).then(None).when(largest).then("most").otherwise("value")
     return _long(rows.select("step", "layer", "head", "metric", value.alias("value")))
 

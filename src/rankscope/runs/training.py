@@ -26,7 +26,7 @@ TRAINING: dict[str, Any] = {
     "step": pl.Int64,
     "layer": pl.Int64,  # null for numbers of the whole run, such as the loss
     "head": pl.Int64,  # null unless the metric is one of heads
-    "metric": pl.String,
+    "metric": pl.String,  # of one of several stacks of blocks with its name: relative_mu/decoder
     "value": pl.Float64,  # the mean over samples; null if none was finite
     "spread": pl.Float64,  # their standard deviation
     "least": pl.Float64,
@@ -38,7 +38,7 @@ TRAINING: dict[str, Any] = {
 ALARMS: dict[str, Any] = {
     "step": pl.Int64,
     "since": pl.Int64,  # the first measurement at which the fault was there
-    "rule": pl.String,
+    "rule": pl.String,  # of one of several stacks of blocks with its name, as metrics are
     "layer": pl.Int64,
     "head": pl.Int64,
     "action": pl.String,
@@ -128,6 +128,11 @@ class TrainingRun:
         listed = [name for network in self.manifest.networks for name in network.metrics]
         order = [*(name for name in listed if name in names), *names]
         return sorted(dict.fromkeys(order), key=lambda name: name.startswith(LEARNING))
+
+    def of_stacks(self, metric: str) -> list[str]:
+        """This metric of every stack of blocks, where the run has several: the same of an encoder and of a decoder."""
+        plain = split_stack(metric)[0]
+        return [name for name in self.metrics if name == metric or split_stack(name)[0] == plain]
 
     @property
     def learning(self) -> list[str]:
@@ -235,13 +240,31 @@ def stamp(folder: str | Path) -> str:
     return hashlib.sha256("/".join(files).encode()).hexdigest()[:16]
 
 
+def in_stack(name: str, stack: str) -> str:
+    """The name of a metric of layers, or of a rule, for one of several stacks of blocks, as an encoder and a decoder
+    are; of one stack alone, whose name is empty, the name itself.
+
+    >>> in_stack("relative_mu", "decoder"), in_stack("relative_mu", "")
+    ('relative_mu/decoder', 'relative_mu')
+    """
+    return f"{name}/{stack}" if stack else name
+
+
+def split_stack(name: str) -> tuple[str, str]:
+    """(The metric, the stack of blocks that it is of, or nothing) of what `in_stack` gave."""
+    metric, _, stack = name.partition("/")
+    return metric, stack
+
+
 def title_of(name: str) -> str:
     """The title of a metric or number of a run.
 
-    >>> title_of("lr"), title_of("relative_mu")
-    ('learning rate', 'relative mu')
+    >>> title_of("lr"), title_of("relative_mu"), title_of("grad_mlp/decoder")
+    ('learning rate', 'relative mu', 'gradient: MLP (decoder)')
     """
-    return NAMES.get(name, name.replace("_", " "))
+    metric, stack = split_stack(name)
+    title = NAMES.get(metric, metric.replace("_", " "))
+    return f"{title} ({stack})" if stack else title
 
 
 def path_name(metric: str, layer: int | None) -> str:

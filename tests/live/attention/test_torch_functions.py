@@ -16,7 +16,7 @@ import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
 from rankscope.live.plan import make_plan
-from rankscope.live.watch import Watch
+from rankscope.live.stack_watch import StackWatch
 from tests.live.families import checks, seen
 from tests.live.gpt import (
     CONTEXT,
@@ -296,7 +296,7 @@ def test_an_error_that_is_contained_leaves_no_mode_behind() -> None:
     """It is raised inside a function of torch, where the mode cannot be switched off."""
     model = GPT(block=Twice).eval()
     plain = model(words())
-    with Watch(model, make_plan(model, "entropy"), contained=True) as w:
+    with StackWatch(model, make_plan(model, "entropy"), contained=True) as w:
         assert torch.equal(model(words()), plain)
     assert isinstance(w._recorder.failure, WatchError) and w._recorder.failure.subject == "blocks"
     assert not _get_current_function_mode_stack()

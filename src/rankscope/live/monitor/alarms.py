@@ -9,15 +9,17 @@ first place and lists the rest. The built-in rules are in `alarm_rules.py`.
 
 import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import polars as pl
 
 from rankscope.errors import MonitorError, TrainingWarning, one_of
 from rankscope.live.monitor.measurement import Alarm
+from rankscope.runs.training import in_stack
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
 LISTED = 8  # the most places, after the first, that one alarm lists
@@ -73,6 +75,7 @@ class AlarmRule(ABC):
     name: str  # what the rule is called in alarms; two rules of a monitor should have different names
     advice: str  # what helps against the fault, as a sentence
     metrics: tuple[str, ...] = ()  # the metrics of which the rule needs at least one
+    stack = ""  # which of several stacks of blocks it looks at; part of the names of its alarms
 
     def __init__(self, patience: int, action: Action) -> None:
         if type(patience) is not int or patience < 1:
@@ -127,9 +130,55 @@ class AlarmRule(ABC):
         more = " and more" if len(names) > LISTED + 1 else ""
         also = f" The same holds of {places}{more}." if places else ""
         when = f"Step {step}" if since == step else f"Step {step}, since step {since}"
+        when += f", {self.stack}" if self.stack else ""
         sentence = f"{when}: {first.description}.{also} {self.advice}"
         action = "call" if callable(self.action) else self.action
-        return Alarm(step, since, self.name, first.layer, first.head, action, sentence)
+        return Alarm(step, since, in_stack(self.name, self.stack), first.layer, first.head, action, sentence)
+
+    def for_stack(self, stack: str) -> "AlarmRule":
+        """A copy of the rule, with a memory of its own, that looks at one of several stacks."""
+        rule = copy(self)
+        rule.load_state_dict(self.state_dict())
+        rule.stack = stack
+        return rule
+
+
+class RuleOfStacks:
+    """A rule that looks at each of several stacks of blocks by itself: what is usual in an encoder is not so in a
+    decoder. What it finds in all of them alike, at no layer, is about the whole run, and one alarm."""
+
+    def __init__(self, rule: AlarmRule, stacks: Sequence[str]) -> None:
+        self.name, self.metrics, self.action = rule.name, rule.metrics, rule.action
+        self.by_stack = {stack: rule.for_stack(stack) for stack in stacks}
+
+    @property
+    def alarm_names(self) -> list[str]:
+        """What its alarms may be called."""
+        return [self.name, *(in_stack(self.name, stack) for stack in self.by_stack)]
+
+    def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
+        """The alarms of all stacks; each is given the rows of its own layers, and those of the whole run."""
+        of_run: Counter[Alarm] = Counter()
+        alarms: list[tuple[Alarm, Alarm]] = []  # as it is, and as it were of the whole run
+        for stack, rule in self.by_stack.items():
+            end = f"/{stack}"
+            own = rows.filter(pl.col("layer").is_not_null(), pl.col("metric").str.ends_with(end))
+            own = own.with_columns(pl.col("metric").str.strip_suffix(end))
+            for alarm in rule.on_measurement(pl.concat([own, rows.filter(pl.col("layer").is_null())]), step):
+                plain = replace(alarm, rule=self.name, sentence=alarm.sentence.replace(f", {stack}:", ":", 1))
+                of_run[plain] += alarm.layer is None
+                alarms.append((alarm, plain))
+        everywhere = len(self.by_stack)
+        return [*dict.fromkeys(plain if of_run[plain] == everywhere else alarm for alarm, plain in alarms)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory of each stack's rule."""
+        return {stack: rule.state_dict() for stack, rule in self.by_stack.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        for stack, rule in self.by_stack.items():
+            rule.load_state_dict(state[stack])
 
 
 class MeasurementRows:
@@ -173,14 +222,17 @@ class MeasurementRows:
 
 
 class RuleSet:
-    """The rules of a monitor, in order. Every rank gives them the same rows, so all raise the same alarms."""
+    """The rules of a monitor, in order. Every rank gives them the same rows, so all raise the same alarms. Where
+    there are several `stacks`, each `AlarmRule` looks at one after the other; other sources are given all rows."""
 
-    def __init__(self, rules: Sequence[AlarmSource]) -> None:
+    def __init__(self, rules: Sequence[AlarmSource], stacks: Sequence[str] = ()) -> None:
         for rule in rules if isinstance(rules, Sequence) else [rules]:
             if not isinstance(rules, Sequence) or not isinstance(rule, AlarmSource) or isinstance(rule, type):
                 expected = "alarms must be rules: objects with on_measurement(rows, step), in a list"
                 raise MonitorError(f"{expected}; received a {type(rule).__name__}", subject="alarms")
-        self.rules = list(rules)
+        self.rules: list[AlarmSource] = [
+            RuleOfStacks(rule, stacks) if stacks and isinstance(rule, AlarmRule) else rule for rule in rules
+        ]
         self._initial_state = self.state_dict()
 
     @property
@@ -205,7 +257,11 @@ class RuleSet:
 
         `warn` is False on all processes of a distributed training but the one that writes.
         """
-        actions = {name: getattr(rule, "action", None) for name, rule in zip(self.names, self.rules, strict=True)}
+        actions = {
+            alarm_name: getattr(rule, "action", None)
+            for name, rule in zip(self.names, self.rules, strict=True)
+            for alarm_name in getattr(rule, "alarm_names", [name])
+        }
         for alarm in alarms:
             if callable(action := actions.get(alarm.rule)):
                 action(alarm)

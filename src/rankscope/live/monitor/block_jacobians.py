@@ -42,7 +42,7 @@ from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
 from rankscope.live.processes import gathered
-from rankscope.live.watch import Watch
+from rankscope.live.stack_watch import StackWatch
 from rankscope.shapes import Float
 from rankscope.sources.checkpoint import first_line
 
@@ -271,7 +271,7 @@ class BlockJacobians:
     def _measure(self, model: nn.Module) -> MetricValues:
         plan = replace(self.plan, metrics=())
         recorded = BlockCalls(plan)
-        with Watch(model, plan) as watch, recorded.attached():
+        with StackWatch(model, plan) as watch, recorded.attached():
             self.probe.call(model)
         values, before = MetricValues(), None
         for call in recorded.calls:

@@ -14,7 +14,7 @@ None of them is a mean over samples, so that parts cannot be merged: all rows mu
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
 from typing import Any, Literal
@@ -31,9 +31,10 @@ from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.monitor.weight_gradients import NO_VALUE, counted_once
 from rankscope.live.processes import gathered, world_size
+from rankscope.live.stack_watch import StackWatch
 from rankscope.live.state_readings import arithmetic_of
-from rankscope.live.watch import Watch
 from rankscope.metrics.samples import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
+from rankscope.metrics.tokens import unit_of
 from rankscope.sources.checkpoint import first_line
 
 EmbeddingFunction = Callable[[Any], Tensor]  # takes what the model returns; gives `[sample, width]`, or with views
@@ -53,35 +54,41 @@ class ProbeEmbeddings:
     def __init__(self, how: EmbeddingsLike, counts_samples: bool = True) -> None:
         self.function, self.counts_samples = None if how == "mean" else how, counts_samples
         self.notes: list[str] = []  # what the number of samples does not allow
-        self._rows: dict[int | None, Tensor] = {}  # by layer, None for the output of a function: what was taken last
+        # By stack and layer, None for the output of a function: what was taken last.
+        self._rows: dict[tuple[str, int | None], Tensor] = {}
         self._dtype = torch.float64  # the coarsest that embeddings were computed in
 
-    def take(self, watch: Watch, output: Any) -> None:
-        """Take the embeddings of a call of the model that was just watched and returned `output`.
+    def take(self, watches: Mapping[str, StackWatch], output: Any) -> None:
+        """Take the embeddings of a call of the model that was just watched, stack by stack, and returned `output`.
 
         Raises:
             MonitorError: The function fails, or gives something else than embeddings.
         """
         if self.function is None:
-            self._rows, self._dtype = dict(watch.embeddings.items()), watch.arithmetic
+            self._rows = {(k, layer): rows for k, watch in watches.items() for layer, rows in watch.embeddings.items()}
+            self._dtype = max((watch.arithmetic for watch in watches.values()), key=unit_of)
             return
+        watch, *_ = watches.values()
         with torch.no_grad(), preserved_when_called(watch.model):
             rows = _result(self.function, output)
-        self._rows, self._dtype = {None: rows}, arithmetic_of(own_parameters(submodules(*watch.plan.blocks)), rows)
+        blocks = [block for each in watches.values() for block in each.plan.blocks]
+        self._rows, self._dtype = {("", None): rows}, arithmetic_of(own_parameters(submodules(*blocks)), rows)
 
     def values(self) -> MetricValues:
         """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all."""
         taken, self._rows = self._rows, {}
         if world_size() > 1:
-            shapes = {layer: tuple(rows.shape[1:]) for layer, rows in taken.items()}
+            shapes = {place: tuple(rows.shape[1:]) for place, rows in taken.items()}
             distributed.require_agreement("embeddings", shapes)
-            local_rows = {layer: rows.cpu() for layer, rows in taken.items()} if self.counts_samples else None
+            local_rows = {place: rows.cpu() for place, rows in taken.items()} if self.counts_samples else None
             parts = [part for part in gathered(local_rows) if part is not None]
             taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
         values = MetricValues()
-        for layer, rows in taken.items():
+        for (stack, layer), rows in taken.items():
+            of_stack = MetricValues()
             with isolated(rows.device):
-                self._add(values, layer, to_float64_device(rows))
+                self._add(of_stack, layer, to_float64_device(rows))
+            values.update(of_stack.of_stack(stack))
         return values
 
     def _add(self, values: MetricValues, layer: int | None, rows: Tensor) -> None:

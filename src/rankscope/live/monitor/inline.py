@@ -7,7 +7,7 @@ measured, calls `record` again, which drops them.
 - `OperatorMeasurement` reads metrics of tokens. A hook after each block calls a custom operator (`rankscope::passed`)
   that hands the tokens over and returns nothing. In compiled code that is one node of the graph, without a graph break.
   Whether the step is recorded is decided inside the operator when it runs, so there is no second graph.
-- `WatchMeasurement` enters a `Watch` for the steps that are recorded. Metrics of attention and heads need
+- `WatchMeasurement` enters a `StackWatch` for the steps that are recorded. Metrics of attention and heads need
   that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
 
 A training batch is a call of the model with gradients, in train mode; or in eval mode, as some fine-tune, if the step
@@ -38,9 +38,9 @@ from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.padding import CallArguments, find_padding, library_of, mask_arguments_of
 from rankscope.live.plan import WatchPlan
 from rankscope.live.processes import in_trial_of_stage
+from rankscope.live.stack_watch import StackWatch
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
 from rankscope.live.tensor_parallel import TokenCounts, local_tokens, refuse_context_parallel, token_counts
-from rankscope.live.watch import Watch
 
 # The measurements that operators hand tokens to: an operator's arguments can be no Python object.
 _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
@@ -112,7 +112,8 @@ class OperatorMeasurement:
         self._hooks: list[Any] = []
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
         outer = next(iter(modules_around(model, blocks[0])), model)
-        self.masks, self.library = mask_arguments_of(outer), library_of(outer)
+        self.of_encoder_too, self.library = outer in plan.around_both, library_of(outer)
+        self.masks = mask_arguments_of(outer, plan.decoder, self.of_encoder_too)
         on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
         self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
         self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
@@ -142,7 +143,8 @@ class OperatorMeasurement:
         values, self.recorded = self.recorded, MetricValues()
         if not values:
             expected = "training batches are measured while the model is called with gradients, through its hooks"
-            raise MonitorError(f"{expected}; in this step it was not: call model(...)", subject="model")
+            what = f"its {self.plan.name}" if self.plan.name else "it"
+            raise MonitorError(f"{expected}; in this step {what} was not: call model(...)", subject="model")
         return values
 
     def guarded(self, read: Callable[..., None], *args: Any) -> None:
@@ -178,7 +180,7 @@ class OperatorMeasurement:
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
         self.call = TrainingCall(CallArguments(arguments), counts)
-        self.call.arguments.library = self.library
+        self.call.arguments.library, self.call.arguments.of_encoder_too = self.library, self.of_encoder_too
 
     def read_layer(self, position: int, x: Tensor, training: bool) -> None:
         """Read the metrics of the tokens that the block of this position returned; 0: that the first block takes."""
@@ -202,6 +204,7 @@ class OperatorMeasurement:
             if self.plan.padding_from_model:
                 mask = find_padding([call.arguments], call.arguments, hidden.shape[:2], self.plan.decoder)
                 padding = None if mask is None else mask.padding
+                self.plan.unmasked |= mask is None
             batch = TokenBatch.of(hidden, padding, arithmetic_of(own_parameters(submodules(*self.plan.blocks)), hidden))
             call.states = StateReadings(self.plan, batch)
         call.states.read(layer, hidden)
@@ -309,13 +312,13 @@ class LayoutFinder:
 
 
 class WatchMeasurement:
-    """Reads any metric through a `Watch`, which is entered for the steps that are recorded."""
+    """Reads any metric through a `StackWatch`, which is entered for the steps that are recorded."""
 
     has_gradients = False
 
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.model, self.plan, self.contained = model, plan, False
-        self.watch: Watch | None = None
+        self.watch: StackWatch | None = None
 
     @property
     def recording(self) -> bool:
@@ -331,7 +334,7 @@ class WatchMeasurement:
         """Drop what was read, and read the next step or not."""
         self.close()
         if on:
-            self.watch = Watch(self.model, self.plan, contained=self.contained).__enter__()
+            self.watch = StackWatch(self.model, self.plan, contained=self.contained).__enter__()
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called, or if a hook failed."""

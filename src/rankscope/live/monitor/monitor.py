@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from rankscope.errors import MonitorError
 from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
-from rankscope.live.blocks import Blocks
+from rankscope.live.blocks import Blocks, NamedStacks
 from rankscope.live.isolation import usual_device
 from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
@@ -32,16 +32,18 @@ from rankscope.live.monitor.inline import inline_measurement
 from rankscope.live.monitor.measurement import ENTRY, Alarm, Measurement, RunWriter, rows_of
 from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe, join_gradients
 from rankscope.live.monitor.probe_paths import ProbePaths
-from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.running_sums import MetricValues, joined_stacks
 from rankscope.live.monitor.schedule import Schedule
 from rankscope.live.monitor.weight_gradients import WeightGradients, parameter_groups
 from rankscope.live.monitor.weight_spectra import WeightSpectra
 from rankscope.live.notes import describe_model, layout_note
-from rankscope.live.plan import make_plan
+from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
+from rankscope.runs.training import in_stack
 
+LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
@@ -79,7 +81,9 @@ class Monitor:
         alarms: The rules that raise alarms; by default `default_rules()`, none: `()`.
         forecast: What `rankscope.forecast` returned of this network and training. The run says from the start what is
             expected, and then whether it holds (`monitor.forecast.sentences`); an alarm says that it does not.
-        layers, blocks, padding, attention_mask, layout, attention: As in `watch`.
+        layers, blocks, padding, attention_mask, layout, attention: As in `watch`. Where the model has two stacks of
+            blocks, as an encoder and a decoder, both are measured, and the stack is part of the metrics' names:
+            `relative_mu/encoder`, `relative_mu/decoder`.
         step: The number of steps that the model has made already.
         first_block: The number of blocks before those of this process, where each has some of the blocks (pipeline
             stages); `layers` then count those of the whole network.
@@ -117,10 +121,10 @@ class Monitor:
         paths_every: int | None = None,
         alarms: Sequence[AlarmSource] | None = None,
         forecast: TrainingForecast | None = None,
-        layers: Sequence[int] | None = None,
-        blocks: Blocks | None = None,
-        padding: Tensor | Literal["model", "none"] = "model",
-        attention_mask: Tensor | None = None,
+        layers: Layers = None,
+        blocks: Blocks | NamedStacks | None = None,
+        padding: Padding = "model",
+        attention_mask: Mask = None,
         layout: str | None = None,
         attention: Sequence[AttentionObserver] = OBSERVERS,
         step: int = 0,
@@ -132,26 +136,31 @@ class Monitor:
         self.model = unwrapped(model)
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
         self.stage = distributed.Stage.of(first_block)
-        self._layers = layers if self.stage.one_of_several else None  # of the whole network
+        # Of the whole network, where this process has some of its blocks; those are of one stack.
+        self._layers = layers if self.stage.one_of_several and not isinstance(layers, Mapping) else None
         with distributed.failing_together():
-            self.plan = make_plan(
+            self.plans = make_plans(
                 self.model, metrics, None if self.stage.one_of_several else layers, blocks=blocks, padding=padding,
                 attention_mask=attention_mask, layout=layout, keep="embeddings" if embeddings == "mean" else (),
                 attention=attention,
             )  # fmt: skip
-        depth = self.stage.depth(self.model, self.plan.blocks)
+        plans = list(self.plans.values())
+        if len(plans) > 1:
+            self._refuse_for_several(forecast, paths_every)
+        depth = self.stage.depth(self.model, [block for plan in plans for block in plan.blocks])
         if self.stage.one_of_several and probe is not None:
             sentence = "pipeline stages are measured on training batches, which pass through all of them; got a probe"
             raise MonitorError(f"{sentence}: leave probe= out", subject="probe")
-        together = self.plan.tensor_parallel
+        together = plans[0].tensor_parallel
         self._counts_samples = together is None or together.index == 0
         if probe is None and is_compiled(submodules(model)):
             self._refuse_compiled()
-        self.rules = RuleSet(default_rules() if alarms is None else alarms)
+        stacks = [name for name in self.plans if name]
+        self.rules = RuleSet(default_rules() if alarms is None else alarms, stacks)
         self.forecast = None if forecast is None else ForecastCheck(forecast, whole=layers is None)
         if self.forecast is not None:
             self.rules = RuleSet([*self.rules.rules, self.forecast])
-        names = [metric.name for metric in self.plan.metrics]
+        names = [metric.name for metric in plans[0].metrics]
         options = {"metrics": names, "every": every, "paths_every": paths_every, "alarms": self.rules.names}
         options |= {
             "probe": probe is not None,
@@ -165,17 +174,18 @@ class Monitor:
         self.embeddings = None if embeddings is None else ProbeEmbeddings(embeddings, self._counts_samples)
         self.probe = None if probe is None else Probe.of(probe, loss, self.embeddings, together)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
-        self.jacobians = BlockJacobians(model, self.plan, self.probe) if jacobians else None
+        self.jacobians = [BlockJacobians(model, plan, self.probe) for plan in plans if jacobians]
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
-        self._what = f"a network of {depth} layers, measured on "
+        of_each = " and ".join(f"{len(plan.blocks)} in its {name}" for name, plan in self.plans.items() if name)
+        self._what = f"a network of {depth} layers{f' ({of_each})' if of_each else ''}, measured on "
         self._what += "training batches" if self.probe is None else self.probe.description
         if probe is None and is_compiled(submodules(model)):
             torch.compiler.reset()  # graphs of earlier calls have no hooks
-        in_blocks, counts = self.plan.blocks, self.stage.counts
-        self.gradients = None if optimizer is None else WeightGradients(optimizer, in_blocks, counts)
-        self.spectra = WeightSpectra(parameter_groups(in_blocks)[0], counts) if spectra else None
-        self.inline = inline_measurement(self.model, self.plan) if probe is None else None
-        self._recorders = [part for part in (self.inline, self.gradients) if part is not None]
+        counts = self.stage.counts
+        self.gradients = [WeightGradients(optimizer, plan.blocks, counts) for plan in plans if optimizer is not None]
+        self.spectra = [WeightSpectra(parameter_groups(plan.blocks)[0], counts) for plan in plans if spectra]
+        self.inline = [inline_measurement(self.model, plan) for plan in plans if probe is None]
+        self._recorders = [*self.inline, *self.gradients]
         self._notes = self._initial_notes(names)
         self.schedule = Schedule(step)
         self.should_stop = False  # True once an alarm has said that the training should end
@@ -225,13 +235,17 @@ class Monitor:
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
-        measured = (self.gradients, self.probe, self.jacobians, self.embeddings, self.paths)
+        measured = (*self.gradients, self.probe, *self.jacobians, self.embeddings, self.paths)
         parts = [part for part in measured if part is not None]
-        notes = [*(note for part in parts for note in part.notes), *self._notes, *self._failures.sentences.values()]
-        plan = self.plan if self.inline is None else self.inline.plan
-        if self.last is not None and not plan.layout_known:
-            notes.append(layout_note(plan))
-        if self.gradients is not None and self.schedule.counted and not self.gradients.steps:
+        notes = [*dict.fromkeys(note for part in parts for note in part.notes), *self._notes]
+        notes += self._failures.sentences.values()
+        for plan in [part.plan for part in self.inline] or self.plans.values():
+            if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
+                notes.append(layout_note(plan))
+            if plan.decoder and plan.unmasked:
+                counts = "padding of the decoder, if there is any, counts as tokens, as no mask of it was found"
+                notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
+        if self.gradients and self.schedule.counted and not self.gradients[0].steps:
             made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
             notes.append(f"gradients and updates of weights are not measured: {made}")
         first, calls = self.schedule.first, self.schedule.counted
@@ -262,7 +276,7 @@ class Monitor:
             for name, value in [(name, _scalar(value)) for name, value in given.items() if value is not None]:
                 self._scalars.setdefault(name, []).append(value)
             self._overdue |= self.schedule.crossed(self.every)
-            if self._overdue and (self.inline is None or self.inline.recording):
+            if self._overdue and all(part.recording for part in self.inline):
                 self._try_to_measure()
             else:
                 self._prepare_recording()
@@ -281,7 +295,7 @@ class Monitor:
         self._refuse_earlier()
         if self.last is not None and self.last.step == self.steps:
             return self.last
-        if self.inline is not None and not self.inline.has_recorded:
+        if self.inline and not any(part.has_recorded for part in self.inline):
             self._overdue = True
             self._prepare_recording()
             return None
@@ -322,9 +336,9 @@ class Monitor:
             self._act()
         elif self.probe is not None and not self._failures.measured:
             # What is wrong with the probe is found now, not in mid-training.
-            self.probe.measure(self.model, self.plan)
-            if self.jacobians is not None:
-                self.jacobians.measure(self.model)
+            self.probe.measure(self.model, self.plans)
+            for jacobians in self.jacobians:
+                jacobians.measure(self.model)
             self._failures.measured = True
         self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
@@ -337,7 +351,7 @@ class Monitor:
             self._call_writers("close")
         finally:
             self._write_failures()
-            for part in (self.inline, self.gradients, self._run_writer):
+            for part in (*self._recorders, self._run_writer):
                 if part is not None:
                     part.close()
 
@@ -353,8 +367,8 @@ class Monitor:
         with self._failures.contained(UNMEASURED):
             measurement = self._measure()
         self._failures.measured = True
-        if self.inline is not None:
-            self.inline.contained = True
+        for part in self.inline:
+            part.contained = True
         self._scalars, self._overdue = {}, False
         self._prepare_recording()
         return measurement
@@ -383,15 +397,17 @@ class Monitor:
     def _read(self) -> tuple[MetricValues, Any]:
         """What this process reads of the model and of the step, and certificates if they are due. Ranks go on from one
         kind of number to the next together: none waits for one that has failed."""
-        values = MetricValues()
+        by_stack = {name: MetricValues() for name in self.plans}
         with distributed.failing_together():
             if self.probe is not None:
-                values.update(self.probe.measure(self.model, self.plan))
-            if self.inline is not None:
-                values.update(self.inline.values())
-        join_gradients(values, self.plan.tensor_parallel)
-        if self.jacobians is not None:
-            values.update(self.jacobians.measure(self.model))
+                by_stack = self.probe.measure(self.model, self.plans)
+            for of_stack, inline in zip(by_stack.values(), self.inline, strict=False):
+                of_stack.update(inline.values())
+        for of_stack, plan in zip(by_stack.values(), self.plans.values(), strict=True):
+            join_gradients(of_stack, plan.tensor_parallel)
+        for of_stack, jacobians in zip(by_stack.values(), self.jacobians, strict=False):
+            of_stack.update(jacobians.measure(self.model))
+        values = joined_stacks(by_stack)
         distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
         for name, scalars in sorted(self._scalars.items()):
             values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
@@ -400,17 +416,17 @@ class Monitor:
         if self.embeddings is not None:
             values.update(self.embeddings.values())
         values = values.of_stage(self.stage.first_block, self._layers)
-        of_weights, certificates = MetricValues(), None
+        of_weights, certificates = {name: MetricValues() for name in self.plans}, None
         with distributed.failing_together():
-            if self.gradients is not None:
-                of_weights.update(self.gradients.values(rate="lr" not in self._scalars))
-            if self.spectra is not None:
-                with usual_device():
-                    of_weights.update(self.spectra.values())
+            for k, (of_stack, gradients) in enumerate(zip(of_weights.values(), self.gradients, strict=False)):
+                of_stack.update(gradients.values(rate=k == 0 and "lr" not in self._scalars))
+            with usual_device():
+                for of_stack, spectra in zip(of_weights.values(), self.spectra, strict=False):
+                    of_stack.update(spectra.values())
             if self.paths is not None and self.schedule.crossed(self.paths.every):
                 shares, certificates = self.paths.measure(self.steps)
                 values.update(shares)
-        values.update(of_weights.of_stage(self.stage.first_block))
+        values.update(joined_stacks(of_weights).of_stage(self.stage.first_block))
         return values, certificates
 
     def _measure(self) -> Measurement:
@@ -459,7 +475,8 @@ class Monitor:
         if distributed.is_writer():
             description = describe_model(self.model)
             device = ", ".join(description["model"]["devices"])
-            manifest = manifest_of(description, device, "as given", "as trained", metrics, {})
+            of_stacks = [in_stack(metric, stack) for metric in metrics for stack in self.plans]
+            manifest = manifest_of(description, device, "as given", "as trained", of_stacks, {})
             manifest = manifest.adding(monitored=self._what)
             try:
                 run_writer = RunWriter(self.run, manifest, self.paths is not None)
@@ -480,21 +497,32 @@ class Monitor:
     def _initial_notes(self, metrics: Sequence[str]) -> list[str]:
         """Notes on rules none of whose metrics is measured."""
         measured = [*metrics]
-        inline_gradients = self.inline is not None and self.inline.has_gradients
+        inline_gradients = any(part.has_gradients for part in self.inline)
         if inline_gradients or (self.probe is not None and self.probe.has_loss):
             measured.append(GRADIENT_METRIC)
-        measured += [] if self.spectra is None else self.spectra.names
-        measured += [] if self.jacobians is None else self.jacobians.names
-        measured += [] if self.gradients is None else [f"grad_{group}" for _, group in self.gradients.groups]
+        measured += [name for part in self.spectra for name in part.names]
+        measured += [name for part in self.jacobians for name in part.names]
+        measured += [f"{kind}_{group}" for part in self.gradients for _, group in part.groups for kind in LEARNT]
         return self.rules.notes(measured)
+
+    def _refuse_for_several(self, forecast: object, paths_every: object) -> None:
+        """Raise if something was asked for that one stack of blocks has, and several have not."""
+        holds = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}"
+        way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
+        for name, option in (("forecast", forecast), ("paths_every", paths_every)):
+            if option is not None:
+                raise MonitorError(f"{name} is about one stack of blocks; {holds}: {way}", subject=name)
+        if self.stage.one_of_several:
+            raise MonitorError(f"a pipeline stage has blocks of one stack; {holds}: {way}", subject="blocks")
 
     def _refuse_compiled(self) -> None:
         """Raise if training batches of a compiled model cannot show what was asked for."""
         shows = f"of training batches a compiled {type(self.model).__name__} shows"
-        metric = next((metric.name for metric in self.plan.metrics if metric.of != "tokens"), None)
+        plans = self.plans.values()
+        metric = next((metric.name for plan in plans for metric in plan.metrics if metric.of != "tokens"), None)
         if metric is not None:
             raise MonitorError(f"{shows} its tokens alone, not {metric}: give a probe", subject="metrics")
-        if has_listed_parts(self.plan.blocks):
+        if any(has_listed_parts(plan.blocks) for plan in plans):
             raise MonitorError(f"{shows} blocks that are called, not lists of parts: give a probe", subject="blocks")
 
 

@@ -1,8 +1,8 @@
 """`Probe`: a fixed batch with which the model is called again at every measurement of a training.
 
 `Monitor` makes one from its argument `probe` and calls `measure`, which calls the model inside
-`preserved_training_state`, under a `Watch` that reads each layer. Embeddings of its samples go to `embeddings.py`. If
-there is a loss, `TokenGradients` also measures the gradient at each layer's tokens:
+`preserved_training_state`, under a `StackWatch` for each stack of blocks, which reads each layer. Embeddings of its
+samples go to `embeddings.py`. If there is a loss, `TokenGradients` also measures the gradient at each layer's tokens:
 
     grad_tokens = B ||dL/dX||_F   of each sample, B the number of samples
 
@@ -13,7 +13,7 @@ one (an optimiser, DDP, a hook) notices. `inline.py` measures the same number of
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from rankscope.errors import MonitorError, RankscopeError
+from rankscope.errors import MonitorError, RankscopeError, WatchError
 from rankscope.live import processes
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
@@ -31,8 +31,8 @@ from rankscope.live.monitor.embeddings import ProbeEmbeddings
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
+from rankscope.live.stack_watch import StackWatch
 from rankscope.live.tensor_parallel import TensorParallel
-from rankscope.live.watch import Watch
 from rankscope.sources.checkpoint import first_line
 
 GRADIENT_METRIC = "grad_tokens"
@@ -78,18 +78,12 @@ class TokenGradients:
                 stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)
             yield
 
-    def values(self, loss: Tensor) -> MetricValues:
-        """`grad_tokens` of every layer that is measured and whose tokens are known: its block returned one tensor of
-        their shape, or the next block took one of several. The graph of the loss is freed."""
+    def known_edges(self) -> dict[int, GradientEdge]:
+        """The edges of every layer that is measured and whose tokens are known: its block returned one tensor of their
+        shape, or the next block took one of several."""
         certain = {layer: edges[0][1] for layer, edges in sorted(self.edges.items()) if len(edges) == 1}
-        edges = {layer: edge for layer, edge in certain.items() if self.plan.measures(layer)}
         self.edges = {}
-        values = MetricValues()
-        gradients = torch.autograd.grad(loss, list(edges.values()), allow_unused=True) if edges else ()
-        for layer, gradient in zip(edges, gradients, strict=True):
-            if gradient is not None:
-                values.add(layer, GRADIENT_METRIC, gradient_norms(self.plan, gradient))
-        return values
+        return {layer: edge for layer, edge in certain.items() if self.plan.measures(layer)}
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         inputs = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
@@ -108,6 +102,18 @@ class TokenGradients:
     def _edges(self, states: Sequence[Tensor]) -> list[tuple[Tensor, GradientEdge]]:
         """The tensors of the tokens' shape, and their edges in the graph, which stay if a block writes into it."""
         return [(x, get_gradient_edge(x)) for x in states if x.shape == self.shape and x.requires_grad]
+
+
+def token_gradients(loss: Tensor, by_stack: Mapping[str, TokenGradients]) -> dict[str, MetricValues]:
+    """`grad_tokens` of the layers of every stack whose tokens are known, from one backward pass. The graph of the loss
+    is freed."""
+    edges = {(name, k): edge for name, noted in by_stack.items() for k, edge in noted.known_edges().items()}
+    values = {name: MetricValues() for name in by_stack}
+    gradients = torch.autograd.grad(loss, list(edges.values()), allow_unused=True) if edges else ()
+    for (name, layer), gradient in zip(edges, gradients, strict=True):
+        if gradient is not None:
+            values[name].add(layer, GRADIENT_METRIC, gradient_norms(by_stack[name].plan, gradient))
+    return values
 
 
 def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
@@ -182,16 +188,21 @@ class Probe:
         digest = sha256("".join(sorted(row for share in shares for row in share)).encode()).hexdigest()[:8]
         return f"the probe {digest}"
 
-    def measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
-        """What was read of a call with the probe; if a rank cannot compute gradients, all leave them out afterwards.
+    def measure(self, model: nn.Module, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
+        """What was read of each stack of blocks in one call with the probe; if a rank cannot compute gradients, all
+        leave them out afterwards.
+
+        Args:
+            model: The model.
+            plans: What to measure of each stack, by its name.
 
         Raises:
             MonitorError: The model cannot be called with the probe.
         """
         if self.has_loss:
-            values, failure = MetricValues(), None
+            values, failure = dict[str, MetricValues](), None
             try:
-                values = self._measure(model, plan, TokenGradients(plan))
+                values = self._measure(model, plans, {name: TokenGradients(plan) for name, plan in plans.items()})
             except Exception as error:  # too little memory, or code that has no gradient
                 failure = error
             why = None if failure is None else first_line(failure)
@@ -202,7 +213,7 @@ class Probe:
                 return values
             self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
         try:
-            return self._measure(model, plan, None)
+            return self._measure(model, plans, {})
         except RankscopeError:
             raise
         except Exception as error:
@@ -216,27 +227,39 @@ class Probe:
         args = [_moved(value, device) for value in self.args]
         return model(*args, **{name: _moved(value, device) for name, value in self.kwargs.items()})
 
-    def _measure(self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None) -> MetricValues:
-        gradient_values = MetricValues()
-        with preserved_training_state(model), torch.set_grad_enabled(gradients is not None):
-            with Watch(model, plan) as watch, gradients.attached() if gradients else nullcontext():
+    def _measure(
+        self, model: nn.Module, plans: Mapping[str, WatchPlan], gradients: Mapping[str, TokenGradients]
+    ) -> dict[str, MetricValues]:
+        of_gradients: dict[str, MetricValues] = {}
+        with preserved_training_state(model), torch.set_grad_enabled(bool(gradients)):
+            with ExitStack() as entered:
+                watches = {name: entered.enter_context(StackWatch(model, plan)) for name, plan in plans.items()}
+                for noted in gradients.values():
+                    entered.enter_context(noted.attached())
                 output = self.call(model)
             if self.embeddings is not None:
-                self.embeddings.take(watch, output)
-            if gradients is not None and (loss := loss_in(output, self.loss)) is not None:
-                gradient_values = gradients.values(loss)
-        values = values_of(watch)
-        values.update(gradient_values)
+                self.embeddings.take(watches, output)
+            if gradients and (loss := loss_in(output, self.loss)) is not None:
+                of_gradients = token_gradients(loss, gradients)
+        values = {name: values_of(watch) for name, watch in watches.items()}
+        for name, more in of_gradients.items():
+            values[name].update(more)
         return values
 
 
-def values_of(watch: Watch) -> MetricValues:
-    """What a watch has read; raises if that is nothing, and says why."""
+def values_of(watch: StackWatch) -> MetricValues:
+    """What a watch has read of a stack; raises if that is nothing, and says why."""
     values = MetricValues()
     for layer, readings in watch.readings:
         values.add_readings(layer, readings)
     if not values:
-        watch.profile()  # raises
+        try:
+            watch.profile()  # raises
+        except WatchError as error:
+            if not watch.plan.name:
+                raise
+            sentence = f"every stack of blocks must run when the model is called; of its {watch.plan.name}: {error}"
+            raise WatchError(f"{sentence}: name one that does with blocks=", subject="blocks") from error
     return values
 
 

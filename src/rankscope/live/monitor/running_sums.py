@@ -10,13 +10,14 @@ The probe, `inline.py` and the gradients put values into a `MetricValues`; `Moni
 measurement and has `distributed.py` merge the sums of all processes with `merge_sums`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankscope.profiles.readings import Readings
+from rankscope.runs.training import in_stack
 from rankscope.shapes import Float
 
 WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity
@@ -102,6 +103,14 @@ class MetricValues:
                 placed.parts[network_layer, metric, by_head] = parts
         return placed
 
+    def of_stack(self, stack: str) -> "MetricValues":
+        """Return the values with the name of their stack in the metrics' names; those of no layer are of the whole
+        run."""
+        named = MetricValues()
+        for (layer, metric, by_head), parts in self.parts.items():
+            named.parts[layer, metric if layer is None else in_stack(metric, stack), by_head] = parts
+        return named
+
     def update(self, values: "MetricValues") -> None:
         """Add all values of another collection."""
         for key, parts in values.parts.items():
@@ -128,6 +137,14 @@ class MetricValues:
             rows = torch.split(sums_over_samples(value, floor).cpu(), widths)
             sums |= dict(zip(group, rows, strict=True))
         return torch.cat([EMPTY.new_zeros(0, WIDTH), *(sums[k] for k in range(len(columns)))])
+
+
+def joined_stacks(by_stack: Mapping[str, MetricValues]) -> MetricValues:
+    """The values of all stacks of blocks, each with its stack in the names of its metrics."""
+    values = MetricValues()
+    for stack, of_stack in by_stack.items():
+        values.update(of_stack.of_stack(stack))
+    return values
 
 
 def _column(parts: Sequence[Tensor]) -> Float[Tensor, "sample key"]:
