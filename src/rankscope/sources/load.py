@@ -57,9 +57,9 @@ def load(
 
     Args:
         source: `"minilm"` (the embedded model), `"moby-gpt"` or `"digit-vit"` (shipped; `"digit-vit/checkpoint-640"`
-            is it earlier in its training), a local directory, an id on the hub, a model in memory (which is not changed), or a
-            folder that `net.save` wrote. Adapters (peft) are merged and quantised
-            weights dequantised, on a copy; `net.origin` says so.
+            is it earlier in its training), a local directory, an id on the hub, a model in memory (which is not
+            changed), or a folder that `net.save` wrote. Adapters (peft) are merged and quantised weights
+            dequantised, on a copy; `net.origin` says so.
         dtype: The dtype of the network; float64 if left out, and for a saved network the one it has.
         device: Where the network is put.
         family: The family, where a config does not say its model type; or the side of an encoder-decoder
