@@ -34,7 +34,7 @@ def test_steps_that_double_stand_side_by_side(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     for step in steps:
         writer.write(measurement(step))
-    writer.write(Measurement(240, measurement(240).rows.clear(), [replace(ALARM, step=240)]))
+    writer.write(Measurement(240, measurement(240).rows.clear(), (replace(ALARM, step=240),)))
     writer.close()
     training = read_training(tmp_path)
     (panel,) = layer_map(training, "relative_residual").panels
@@ -45,7 +45,8 @@ def test_steps_that_double_stand_side_by_side(tmp_path: Path) -> None:
     assert panel.x.labels is not None and all(f"{steps[int(x)]}" == name for x, name in panel.x.labels.items())
     for chart in (layer_curves(training, ["relative_residual"]), run_curves(training, ["loss"])):
         (panel,) = chart.panels
-        assert all(list(line.x) == [*range(8)] for line in panel.marks) and panel.x.labels is not None
+        lines = [mark for mark in panel.marks if isinstance(mark, Line)]
+        assert lines and all(list(line.x) == [*range(8)] for line in lines) and panel.x.labels is not None
 
 
 def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(tmp_path: Path) -> None:

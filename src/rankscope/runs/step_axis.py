@@ -13,7 +13,7 @@ from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 
 FEWEST, MOST = 5, 40  # Measurements that may stand side by side
-EARLY = 0.1  # The part of a training in which half of the measurements lie, where they stand side by side
+EARLY = 0.15  # The part of a training in which half of the measurements lie, where they stand side by side
 LABELS = 6  # Steps that are named below them, at most
 
 
