@@ -23,7 +23,7 @@ from rankscope.profiles.figures import curves_chart
 from rankscope.runs.figures import layer_map, run_curves
 from rankscope.runs.training import read_training
 
-SIZE = (5.0, 3.3)  # Inches of a panel
+ALONE, BESIDE = (5.0, 3.3), (3.5, 2.9)  # Inches of a panel
 
 
 def forecast_map(folder: Path) -> fig.Chart:
@@ -76,7 +76,8 @@ def main() -> None:
     for name, (folder, chart_of) in PICTURES.items():
         if (runs / folder).is_dir():
             chart = chart_of(runs / folder)
-            size = (SIZE[0] * len(chart.panels), SIZE[1])
+            width, height = BESIDE if len(chart.panels) > 1 else ALONE
+            size = (width * len(chart.panels), height)
             (images / f"{name}.png").write_bytes(png(rendered(plot(chart, figsize=size))))
 
 
