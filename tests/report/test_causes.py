@@ -102,6 +102,18 @@ def test_variants_that_were_measured_are_not_called_unmeasured() -> None:
     assert "was not measured" not in said and "without the MLPs that cannot be told (no number" in said
 
 
+def test_where_no_part_makes_them_the_same_it_is_said_how_far_apart_they_end_without_each() -> None:
+    """As of a causal decoder, whose attention alone does not collapse: every part that was taken out is named once."""
+    ends = {"transformer": 0.88, "transformer-attention_skip": 0.201, "transformer-norm": 0.02, "san": 0.471}
+    profile = profile_of(tuple(ends), "deviation")
+    logs = {name: math.log10(value) for name, value in ends.items()}
+    table = profile.table.with_columns(pl.col("variant").replace_strict(logs).alias("log10"))
+    assert verdict(Profile(table, profile.manifest)) == (
+        "Tokens stay apart (0.88 of their size at layer 5). No part that was taken out makes them the same: 0.201 "
+        "without the attention skips, 0.02 without the norms and 0.471 by attention alone."
+    )
+
+
 def test_tokens_that_are_equal_from_the_start_are_held_apart_by_nothing() -> None:
     said = verdict(measure(NET, X[:, :1], variant="transformer"))
     assert said.startswith("Tokens are the same from the input")

@@ -1,6 +1,7 @@
 """Figures of a training run: what is drawn is what was measured, thinned where there is much."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,27 @@ def test_a_map_has_a_cell_for_each_layer_and_step_and_a_ring_for_its_alarm(tmp_p
     logs = [[math.log10(falling(step, layer)) for step in range(0, 60, 10)] for layer in range(4)]
     assert np.allclose(cells.values, logs) and (list(rings.x), list(rings.y)) == ([ALARM.step], [ALARM.layer])
     assert [flag.x for flag in panel.flags] == [ALARM.step] and panel.x.range == (-5.0, 55.0)
+
+
+def test_steps_that_double_stand_side_by_side(tmp_path: Path) -> None:
+    """An alarm between two measurements stands between them, at its share of the way."""
+    steps = [0, 10, 20, 40, 80, 160, 320, 640]
+    writer = opened(tmp_path)
+    for step in steps:
+        writer.write(measurement(step))
+    writer.write(Measurement(240, measurement(240).rows.clear(), (replace(ALARM, step=240),)))
+    writer.close()
+    training = read_training(tmp_path)
+    (panel,) = layer_map(training, "relative_residual").panels
+    cells, rings = panel.marks
+    assert isinstance(cells, Heatmap) and isinstance(rings, Points)
+    assert list(cells.x) == [*range(8)] and panel.x.range == (-0.5, 7.5) and list(rings.x) == [5.5]
+    assert [flag.x for flag in panel.flags] == [5.5]
+    assert panel.x.labels is not None and all(f"{steps[int(x)]}" == name for x, name in panel.x.labels.items())
+    for chart in (layer_curves(training, ["relative_residual"]), run_curves(training, ["loss"])):
+        (panel,) = chart.panels
+        lines = [mark for mark in panel.marks if isinstance(mark, Line)]
+        assert lines and all(list(line.x) == [*range(8)] for line in lines) and panel.x.labels is not None
 
 
 def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(tmp_path: Path) -> None:

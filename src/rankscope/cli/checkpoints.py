@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from rankscope.cards import counted
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
 from rankscope.cli.inputs import (
@@ -102,7 +103,7 @@ def checkpoints(
         left = [checkpoint for checkpoint in saved if checkpoint.step not in measured_steps(run_writer)]
         if not printing.silent:
             done = len(saved) - len(left)
-            say(f"{len(saved)} checkpoints in {directory}{f' ({done} measured before)' if done else ''}.")
+            say(f"{counted(len(saved), 'checkpoint')} in {directory}{f' ({done} measured before)' if done else ''}.")
         try:
             with steps(printing.silent, [1.0] * len(left)) as step:
                 for checkpoint in left:

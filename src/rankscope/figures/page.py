@@ -184,7 +184,8 @@ def _heatmap(mark: fig.Heatmap) -> list[dict[str, Any]]:
         "text": [[_sentence(item) for item in row] for row in mark.hover or []],
     }  # fmt: skip
     if mark.numbers:
-        form = "%{z:+.1%}" if mark.signed else "%{z:.2f}" if high >= 0.1 else "%{z:.0e}"
+        plain = "%{z:.2f}" if high >= 0.1 else "%{z:.3f}" if high >= 0.01 else "%{z:.0e}"
+        form = "%{z:+.1%}" if mark.signed else plain
         trace |= {"xgap": 1, "ygap": 1, "texttemplate": form, "textfont": {"size": 10}}
     grey = {
         "type": "heatmap", "x": mark.x, "y": mark.y, "z": np.where(noise, 0.0, np.nan), "showscale": False,

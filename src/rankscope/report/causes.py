@@ -71,8 +71,7 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall
     if not endings:
         return f"{sentence}. What holds them apart was not measured: no variant without a part was."
     if not causes:
-        without = f", also without {kept_apart}" if kept_apart else ""
-        return f"{sentence}{without}. No part that was taken out makes them the same{_untold(endings)}."
+        return f"{sentence}. No part that was taken out makes them the same{_without_each(endings, alone)}."
     (parts, first), *more = causes
     kept = [f"Without {kept_apart} they stay apart as well."] if kept_apart else []
     bare = alone in endings and endings[alone].group == "uniform"
@@ -91,14 +90,16 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], overall
     return " ".join(sentences)
 
 
-def _untold(endings: dict[frozenset[str], Ending]) -> str:
-    """Variants of which that cannot be said."""
-    lost = [
-        f"without {in_words(parts)} that cannot be told ({fate.end})"
-        for parts, fate in endings.items()
-        if fate.group in ("broken", "hidden")
-    ]
-    return f"; {'; '.join(lost)}" if lost else ""
+def _without_each(endings: dict[frozenset[str], Ending], alone: frozenset[str]) -> str:
+    """How far apart tokens end without each set of parts, and of which of them that cannot be told."""
+    names = {
+        parts: "by attention alone" if parts == alone and len(alone) > 1 else f"without {in_words(parts)}"
+        for parts in endings
+    }
+    lost = [parts for parts, fate in endings.items() if fate.group in ("broken", "hidden")]
+    known = listed([f"{fate.end} {names[parts]}" for parts, fate in endings.items() if parts not in lost])
+    untold = "".join(f"; {names[parts]} that cannot be told ({endings[parts].end})" for parts in lost)
+    return f"{f': {known}' if known else ''}{untold}"
 
 
 def _put_back(endings: dict[frozenset[str], Ending], bare: frozenset[str], every: frozenset[str]) -> tuple[str, bool]:

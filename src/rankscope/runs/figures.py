@@ -14,6 +14,7 @@ import polars as pl
 from rankscope.figures import description as fig
 from rankscope.figures.style import ALARM, LISTED, evenly
 from rankscope.metrics import symbol_of
+from rankscope.runs.step_axis import StepAxis
 from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, split_stack, title_of
 
 STEPS = 300  # steps drawn at most
@@ -38,13 +39,15 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
         for layer, row in zip(grid.layers, _numbers(grid), strict=True)
     ]
     colours = _on_axis(grid.value, powers)  # nothing is left: as dark as can be, and its number says 0
-    cells = fig.Heatmap(grid.steps, grid.layers, colours, _unit(metric), powers, limits, noise=grid.noise, hover=hover)
+    time = StepAxis.of(training.steps)
+    places = time.places(grid.steps)
+    cells = fig.Heatmap(places, grid.layers, colours, _unit(metric), powers, limits, noise=grid.noise, hover=hover)
     layers, steps, last_step = len(grid.layers), len(grid.steps), training.steps[-1] if training.steps else 0
     last = grid.layers[-1] if grid.layers else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
-    marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid)]
-    x = fig.Axis("step", steps=True, range=_edges(grid.steps), grid=False)
-    panel = fig.Panel(x, y, marks, flags=_flags(training))
+    marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid, time)]
+    x = time.axis(grid=False, range=_edges(places))
+    panel = fig.Panel(x, y, marks, flags=_flags(training, time))
     size = f"{layers} layers, {steps} measurements up to step {last_step}"
     alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid)}."
     height = max(340, min(640, 130 + 24 * layers))
@@ -54,7 +57,7 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
 def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
     """A panel for each metric over the steps, a line for each layer, from dark to light with depth."""
     grids = [_thinned(training, training.grid(metric)) for metric in metrics]
-    several = len(grids) > 1
+    several, time = len(grids) > 1, StepAxis.of(training.steps)
     shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), FEW if several else LINES)
     panels = []
     for grid in grids:
@@ -65,9 +68,10 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
                 continue
             row, name = grid.layers.index(layer), f"layer {layer}"
             texts = [f"{title}\nstep {step}, {name}: " for step in grid.steps]
-            line = _line(grid.steps, _on_axis(grid.value[row], powers), _shade(k, shown), texts, numbers[row])
+            values = _on_axis(grid.value[row], powers)
+            line = _line(time.places(grid.steps), values, _shade(k, shown), texts, numbers[row])
             lines.append(replace(line, name=name, group=name, index=k, noise=grid.noise[row]))
-        lines += _floor_line(grid, powers)
+        lines += _floor_line(grid, powers, time)
         y = _value_axis("" if several else _unit(grid.metric), powers, drawn)
         panels.append(_over_steps(training, y, lines, title if several else ""))
     alt = "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid)}" for grid in grids) + "."
@@ -77,7 +81,7 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
 
 def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
     """A panel for each number of the whole run, as the loss and the learning rate, over the steps."""
-    panels = []
+    panels, time = [], StepAxis.of(training.steps)
     rows: list[tuple[str, int, float]] = []
     for name in names:
         all_steps, numbers = training.scalar(name)
@@ -86,7 +90,8 @@ def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
         rows += zip([name] * len(steps), steps, values.tolist(), strict=True)
         powers = _powers(values)
         texts = [f"step {step}\n{title_of(name)} " for step in steps]
-        line = _line(steps, _on_axis(values, powers), fig.line_colour(0), texts, list(map(_number, values.tolist())))
+        labels, colour = list(map(_number, values.tolist())), fig.line_colour(0)
+        line = _line(time.places(steps), _on_axis(values, powers), colour, texts, labels)
         panels.append(_over_steps(training, _value_axis("", powers, values), [line], title_of(name)))
     table = fig.columns_of(("name", "step", "value"), rows)
     alt = f"{', '.join(map(title_of, names))} over the steps.".capitalize()
@@ -98,6 +103,7 @@ def side_by_side(runs: Mapping[str, TrainingRun], metric: str) -> fig.Chart:
     ends_of = {name: _last_layer(training, metric) for name, training in runs.items()}
     losses = {name: _thinned(training, _loss(training)) for name, training in runs.items()}
     panels, grids = [], []
+    time = StepAxis.of(step for training in runs.values() for step in training.steps)
     layers = {grid.layers[0] for grid in ends_of.values() if grid.layers}
     at = f"at layer {layers.pop()}" if len(layers) == 1 else "at the last layer of each"
     for heading, lines_of in (("loss", losses), (f"{title_of(metric)} {at}", ends_of)):
@@ -111,10 +117,11 @@ def side_by_side(runs: Mapping[str, TrainingRun], metric: str) -> fig.Chart:
                 continue
             grid = shown[name]
             texts = [f"{name}\nstep {step}, {heading}: " for step in grid.steps]
-            line = _line(grid.steps, _on_axis(grid.value[0], powers), fig.line_colour(k), texts, _numbers(grid)[0])
+            places, values = time.places(grid.steps), _on_axis(grid.value[0], powers)
+            line = _line(places, values, fig.line_colour(k), texts, _numbers(grid)[0])
             lines.append(replace(line, name=name, group=name, index=k, noise=grid.noise[0]))
             grids.append((name, grid))
-        panels.append(fig.Panel(fig.Axis("step", steps=True), _value_axis("", powers, drawn), lines, heading))
+        panels.append(fig.Panel(time.axis(), _value_axis("", powers, drawn), lines, heading))
     rows = [
         (name, grid.metric, step, grid.layers[0] if grid.metric == metric else None, value)
         for name, grid in grids
@@ -140,7 +147,7 @@ def _loss(training: TrainingRun) -> Grid:
 
 def path_shares(training: TrainingRun) -> fig.Chart:
     """What paths of each length carry of the output, over the steps."""
-    names, lines = training.lengths, []
+    names, lines, time = training.lengths, [], StepAxis.of(training.steps)
     rows: list[tuple[str, int, float]] = []
     for k, name in enumerate(names):
         part = training.paths.filter(pl.col("of") == name).sort("step")
@@ -148,7 +155,8 @@ def path_shares(training: TrainingRun) -> fig.Chart:
         steps, values = part["step"].to_list(), part["value"].fill_null(math.nan).to_list()
         rows += zip([name] * len(steps), steps, values, strict=True)
         texts, shares = [f"step {step}, {name}\n" for step in steps], [f"{value:.1%}" for value in values]
-        lines.append(replace(_line(steps, values, _shade(k, names), texts, shares, " of the output"), name=name))
+        line = _line(time.places(steps), values, _shade(k, names), texts, shares, " of the output")
+        lines.append(replace(line, name=name))
     bar = fig.ColourBar("length of the path", [name.removeprefix("length ") for name in names])
     panel = _over_steps(training, fig.Axis("share of the output", percent=True), lines)
     table, colour_bar = fig.columns_of(("of", "step", "value"), rows), bar if len(names) > LISTED else None
@@ -156,20 +164,21 @@ def path_shares(training: TrainingRun) -> fig.Chart:
 
 
 def _line(
-    steps: list[int], y: fig.Numbers, colour: str, texts: list[str], labels: list[str], after: str = ""
+    x: list[float], y: fig.Numbers, colour: str, texts: list[str], labels: list[str], after: str = ""
 ) -> fig.Line:
     """A line over the steps, with a dot at each if they are few; (text, label, after) is what a point says."""
     hover: list[fig.Hover] = [(text, label, after) for text, label in zip(texts, labels, strict=True)]
-    return fig.Line(steps, y, colour, marker="dot" if len(steps) <= MARKED else None, hover=hover)
+    return fig.Line(x, y, colour, marker="dot" if len(x) <= MARKED else None, hover=hover)
 
 
-def _floor_line(grid: Grid, powers: fig.Powers | None) -> list[fig.Line]:
+def _floor_line(grid: Grid, powers: fig.Powers | None, time: StepAxis) -> list[fig.Line]:
     """The largest floor of all layers at each step, where a value lies at its floor; none where no value does."""
     if not grid.noise.any():
         return []
     floor = np.fmax.reduce(grid.floor, axis=0)
     texts = [f"floor at step {step}: " for step in grid.steps]
-    line = _line(grid.steps, _on_axis(floor, powers), "faint", texts, list(map(_number, floor.tolist())))
+    labels = list(map(_number, floor.tolist()))
+    line = _line(time.places(grid.steps), _on_axis(floor, powers), "faint", texts, labels)
     name = "floor: below it is rounding noise"
     return [replace(line, name=name, group="floor", index=LINES, marker=None, dash="dot", width=1.4)]
 
@@ -179,7 +188,8 @@ def _shade(k: int, of: Sequence[object]) -> str:
 
 
 def _over_steps(training: TrainingRun, y: fig.Axis, lines: list[fig.Line], heading: str = "") -> fig.Panel:
-    return fig.Panel(fig.Axis("step", steps=True), y, lines, heading, _flags(training))
+    time = StepAxis.of(training.steps)
+    return fig.Panel(time.axis(), y, lines, heading, _flags(training, time))
 
 
 def _thinned(training: TrainingRun, grid: Grid) -> Grid:
@@ -213,22 +223,24 @@ def _value_axis(title: fig.Formula | str, powers: fig.Powers | None, values: np.
     return fig.Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
 
 
-def _flags(training: TrainingRun) -> list[fig.Flag]:
+def _flags(training: TrainingRun, time: StepAxis) -> list[fig.Flag]:
     """The latest steps with an alarm, with its sentences."""
     sentences: dict[int, list[str]] = {}
     for row in training.alarms.iter_rows(named=True):
         sentences.setdefault(row["step"], [f"alarm at step {row['step']}"]).append(_wrapped(row["sentence"]))
-    return [fig.Flag(step, "\n".join(sentences[step])) for step in list(sentences)[-MARKS:]]
+    latest = list(sentences)[-MARKS:]
+    places = zip(time.places(latest), latest, strict=True)
+    return [fig.Flag(place, "\n".join(sentences[step])) for place, step in places]
 
 
-def _edges(steps: list[int]) -> tuple[float, float] | None:
+def _edges(places: list[float]) -> tuple[float, float] | None:
     """Where the first cell of a map begins and the last one ends: half a stride beyond their steps."""
-    if len(steps) < 2:
+    if len(places) < 2:
         return None
-    return 1.5 * steps[0] - 0.5 * steps[1], 1.5 * steps[-1] - 0.5 * steps[-2]
+    return 1.5 * places[0] - 0.5 * places[1], 1.5 * places[-1] - 0.5 * places[-2]
 
 
-def _rings(training: TrainingRun, grid: Grid) -> list[fig.Points]:
+def _rings(training: TrainingRun, grid: Grid, time: StepAxis) -> list[fig.Points]:
     """Where an alarm names a layer of the stack that is drawn, a ring at its place."""
     stack = split_stack(grid.metric)[1]
     others = [name for name in {split_stack(metric)[1] for metric in training.metrics} if name not in ("", stack)]
@@ -238,7 +250,8 @@ def _rings(training: TrainingRun, grid: Grid) -> list[fig.Points]:
         (f"alarm at step {row['step']}, layer {row['layer']}\n{_wrapped(row['sentence'])}", "", "")
         for row in rows.iter_rows(named=True)
     ]
-    points = fig.Points(rows["step"].to_list(), rows["layer"].to_list(), ALARM, "ring", 10, 1.0, hover=hover)
+    places = time.places(rows["step"].to_list())
+    points = fig.Points(places, rows["layer"].to_list(), ALARM, "ring", 10, 1.0, hover=hover)
     return [points] if hover else []
 
 

@@ -56,10 +56,10 @@ def load(
     at once, which takes some 16 bytes of memory per weight for a moment.
 
     Args:
-        source: `"minilm"` (the embedded model), `"digit-vit"` (shipped; `"digit-vit/checkpoint-640"` is it earlier
-            in its training), a local directory, an id on the hub, a model in memory (which is not changed), or a
-            folder that `net.save` wrote. Adapters (peft) are merged and quantised
-            weights dequantised, on a copy; `net.origin` says so.
+        source: `"minilm"` (the embedded model), `"moby-gpt"` or `"digit-vit"` (shipped; `"digit-vit/checkpoint-640"`
+            is it earlier in its training), a local directory, an id on the hub, a model in memory (which is not
+            changed), or a folder that `net.save` wrote. Adapters (peft) are merged and quantised weights
+            dequantised, on a copy; `net.origin` says so.
         dtype: The dtype of the network; float64 if left out, and for a saved network the one it has.
         device: Where the network is put.
         family: The family, where a config does not say its model type; or the side of an encoder-decoder
