@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -75,9 +76,9 @@ def choose(
     chosen_layers = [_layer(layer, blocks, "layers") for layer in _listed(layers, "layers", "[3, 4]")]
     chosen_heads: dict[int, set[int]] = {}
     for layer, head in _pairs(heads):
-        if type(head) is not int or head < 0:
+        if not _is_whole(head) or head < 0:
             raise WatchError(f"heads are numbered from 0; got {head!r} in layer {layer}", subject="heads")
-        chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(head)
+        chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(int(head))
     named = {"branches": branches, "norms": norms, "skips": skips}
     patterns = {kind: _patterns(names, kind) for kind, names in named.items()}
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
@@ -118,9 +119,14 @@ def _listed(values: Iterable[int], what: str, example: str) -> list[int]:
     return list(values)
 
 
+def _is_whole(number: object) -> TypeGuard[int]:
+    """True for a whole number of Python or numpy."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
 def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
     """The number of a layer, whose block must stand for this layer alone and be called itself."""
-    if type(layer) is not int or not 1 <= layer <= len(blocks):
+    if not _is_whole(layer) or not 1 <= layer <= len(blocks):
         raise WatchError(f"layers are numbered 1..{len(blocks)}; got {layer!r}", subject=what)
     block = blocks[layer - 1]
     if isinstance(block, nn.ModuleList):
@@ -128,7 +134,7 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
         raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
     if sum(other is block for other in blocks) > 1:
         raise WatchError(several_layers(layer, block), subject=what)
-    return layer
+    return int(layer)
 
 
 def several_layers(layer: int, block: nn.Module) -> str:

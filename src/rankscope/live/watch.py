@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import starmap
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -28,6 +29,8 @@ from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.live.stack_watch import AS_GIVEN, StackWatch
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
+
+_entered: WeakSet["Watch"] = WeakSet()  # watches that are inside their with
 
 
 def watch(
@@ -116,9 +119,12 @@ class Watch:
     def __enter__(self) -> "Watch":
         if self._entered is not None:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
+        self._refuse_unlabelled()
         with ExitStack() as entered:
             for stack in self.stacks.values():
                 entered.enter_context(stack)
+            _entered.add(self)
+            entered.callback(_entered.discard, self)
             self._entered = entered.pop_all()
         return self
 
@@ -126,6 +132,16 @@ class Watch:
         assert self._entered is not None
         entered, self._entered = self._entered, None
         entered.__exit__(*error)
+
+    def _refuse_unlabelled(self) -> None:
+        """Raise if this watch and another of the same model would run at once, and one of them leaves parts out: the
+        readings of the other would not say so."""
+        for other in _entered:
+            leaves_out = any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
+            if leaves_out and not set(submodules(self.model)).isdisjoint(submodules(other.model)):
+                sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
+                way = "leave that watch first; .without(...) may be repeated to leave out more"
+                raise WatchError(f"{sentence}; this model is watched already: {way}", subject="without")
 
     def without(
         self,
