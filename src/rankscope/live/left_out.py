@@ -23,7 +23,7 @@ Names = str | Iterable[str]  # dotted names of modules; `*` stands for one step 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is left out. Modules are kept by name."""
+    """The parts that a watch leaves out of a model. Modules are listed by their dotted names."""
 
     layers: frozenset[int] = frozenset()  # numbered from 1
     heads: Mapping[int, frozenset[int]] = field(default_factory=dict)  # by layer, numbered from 0
@@ -36,7 +36,7 @@ class LeftOut:
         return bool(self.asked)
 
     def beside(self, other: "LeftOut") -> "LeftOut":
-        """What is left out in either of the two."""
+        """The parts that this choice or the other leaves out."""
         heads = {
             layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
             for layer in sorted(self.heads.keys() | other.heads.keys())
@@ -72,7 +72,7 @@ def choose(
     norms: Names,
     skips: Names,
 ) -> LeftOut:
-    """Check what is to be left out of a model, whose blocks these are."""
+    """The parts that a user named, checked against the model and its blocks."""
     chosen_layers = [_layer(layer, blocks, "layers") for layer in _listed(layers, "layers", "[3, 4]")]
     chosen_heads: dict[int, set[int]] = {}
     for layer, head in _pairs(heads):

@@ -104,8 +104,8 @@ def watch(
 
 
 class Watch:
-    """A model that is being measured: what `watch` returns. Entered again, it continues to count. `stacks` has a
-    `StackWatch` for each stack of blocks by its name, which is empty where there is one stack alone; `variant` is the
+    """A model that is being measured: what `watch` returns. Entered again after it was left, it continues to count.
+    `stacks` has a `StackWatch` for each stack of blocks, by the stack's name: "" if there is only one. `variant` is the
     model's name in the table."""
 
     def __init__(self, stacks: Mapping[str, StackWatch], variant: str = AS_GIVEN) -> None:
@@ -152,24 +152,23 @@ class Watch:
         norms: Names = (),
         skips: Names = (),
     ) -> "Watch":
-        """Return a watch in which the model runs without some of its parts. When it is left, they are there again.
+        """Return a new watch inside whose `with` the model runs without some of its parts. After it they are back.
 
-        Modules are named as in `model.named_modules()`; `*` stands for one step of a name, as in `layers.*.mlp`.
-        Weights are not touched, and parts that are left out get no gradients. Rows, manifest and notes say what was
-        left out.
+        Parts that this watch leaves out already stay out. Modules are named as in `model.named_modules()`; `*` stands
+        for one step of a name, as in `layers.*.mlp`. Weights are not touched, and parts that are left out get no
+        gradients. Rows, manifest and notes say what was left out.
 
         Args:
             layers: Layers whose output is their input, numbered from 1, as in the table.
             heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0: what they give to the output
                 projection is 0; its bias stays.
-            branches: Modules that give 0, such as an MLP or attention. A block must add what they give to what that was
-                computed from.
-            norms: Norms that give what they take.
-            skips: Modules whose output f(x) is not added to x, where a block computes x + f(x).
+            branches: Modules f, such as an MLP or attention, whose output becomes 0; a block must compute x + f(x).
+            norms: Norms whose output becomes their input.
+            skips: Modules f whose block then gives f(x), where it computes x + f(x).
 
         Raises:
-            WatchError: There is no such part, or it cannot be left out exactly. It is raised here or when the model is
-                called; of a part that never ran, when the watch is left.
+            WatchError: There is no such part, or it cannot be left out exactly. The error comes here or when the model
+                is called; for a part that never ran, when the watch is left.
 
         >>> import torch
         >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
