@@ -72,7 +72,17 @@ def choose(
     norms: Names,
     skips: Names,
 ) -> LeftOut:
-    """The parts that a user named, checked against the model and its blocks."""
+    """The parts that a user named, checked against the model.
+
+    Args:
+        model: The model, whose modules `branches`, `norms` and `skips` name.
+        blocks: The blocks of the stack that is watched, layer by layer.
+        layers: Layers, numbered from 1.
+        heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0.
+        branches: Modules whose output becomes 0.
+        norms: Norms whose output becomes their input.
+        skips: Modules f of blocks that compute x + f(x), which becomes f(x).
+    """
     chosen_layers = [_layer(layer, blocks, "layers") for layer in _listed(layers, "layers", "[3, 4]")]
     chosen_heads: dict[int, set[int]] = {}
     for layer, head in _pairs(heads):

@@ -25,7 +25,7 @@ from rankscope.live.attention.softmax import COPIES, tensors_in
 SUMS, SUMS_IN_PLACE = {"add", "__add__", "__radd__"}, {"add_", "__iadd__"}
 
 
-class Followed(NamedTuple):
+class BranchOutput(NamedTuple):
     """The output of a branch in one of the branch's calls, until the sum is found to which it is added."""
 
     name: str
@@ -49,7 +49,7 @@ class SkipTracer(TorchFunctionMode):
         self._parents: list[tuple[int, ...]] = []  # of each number, those that it was computed from
         self._sources: list[frozenset[int]] = []  # of each number, the branches that it comes from
         self._partial: set[int] = set()  # sums of a branch that was made 0 and of other branches
-        self._followed: list[Followed] = []
+        self._followed: list[BranchOutput] = []
         self._open: set[int] = set()  # branches that were not added to anything yet
 
     def follow(self, name: str, kind: str, x: Tensor) -> None:
@@ -62,7 +62,7 @@ class SkipTracer(TorchFunctionMode):
             ahead += new
         self._open.add(len(self._followed))
         self._sources[number] = self._sources[number] | {len(self._followed)}
-        self._followed.append(Followed(name, kind, ancestors))
+        self._followed.append(BranchOutput(name, kind, ancestors))
 
     def check(self) -> None:
         """Raise unless everything that was followed was added to what it was computed from."""
