@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,6 +55,12 @@ def test_two_choices_are_left_out_together() -> None:
     b = chosen(model, layers=[1, 2], heads={2: [1]}, skips="transformer.h.2.mlp")
     assert a.beside(b).words == ["layer 1", "layer 2", "heads 0, 1 of layer 2", *a.words[-1:], *b.words[-1:]]
     assert not LeftOut() and LeftOut().beside(a) == a
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    numbers: Any = np.array([2, 1])
+    out = chosen(GPT(), layers=numbers, heads={3: numbers})
+    assert out == chosen(GPT(), layers=[2, 1], heads={3: [2, 1]}) and {type(n) for n in out.layers} == {int}
 
 
 @pytest.mark.parametrize(

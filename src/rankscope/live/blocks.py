@@ -22,8 +22,8 @@ MOST_NAMED = 5  # candidates that an error names
 
 
 def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[str, Blocks | None]:
-    """The stacks to measure by name, each as `find_blocks` takes it. One stack alone has no name; where a model holds
-    two, as an encoder and a decoder, they are called by the first part of their dotted names that differs.
+    """The stacks of blocks to measure: {name of a stack: what `find_blocks` takes to find its blocks}. A stack that is
+    alone is named "". Two stacks are named by the first part of their dotted names in which they differ.
 
     >>> named_stacks(nn.Transformer(8, 2, 1, 1, 8, batch_first=True), None)
     {'encoder': 'encoder.layers', 'decoder': 'decoder.layers'}

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -22,7 +23,7 @@ Names = str | Iterable[str]  # dotted names of modules; `*` stands for one step 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is left out. Modules are kept by name."""
+    """The parts that a watch leaves out of a model. Modules are listed by their dotted names."""
 
     layers: frozenset[int] = frozenset()  # numbered from 1
     heads: Mapping[int, frozenset[int]] = field(default_factory=dict)  # by layer, numbered from 0
@@ -35,7 +36,7 @@ class LeftOut:
         return bool(self.asked)
 
     def beside(self, other: "LeftOut") -> "LeftOut":
-        """What is left out in either of the two."""
+        """The parts that this choice or the other leaves out."""
         heads = {
             layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
             for layer in sorted(self.heads.keys() | other.heads.keys())
@@ -71,13 +72,23 @@ def choose(
     norms: Names,
     skips: Names,
 ) -> LeftOut:
-    """Check what is to be left out of a model, whose blocks these are."""
+    """The parts that a user named, checked against the model.
+
+    Args:
+        model: The model, whose modules `branches`, `norms` and `skips` name.
+        blocks: The blocks of the stack that is watched, layer by layer.
+        layers: Layers, numbered from 1.
+        heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0.
+        branches: Modules whose output becomes 0.
+        norms: Norms whose output becomes their input.
+        skips: Modules f of blocks that compute x + f(x), which becomes f(x).
+    """
     chosen_layers = [_layer(layer, blocks, "layers") for layer in _listed(layers, "layers", "[3, 4]")]
     chosen_heads: dict[int, set[int]] = {}
     for layer, head in _pairs(heads):
-        if type(head) is not int or head < 0:
+        if not _is_whole(head) or head < 0:
             raise WatchError(f"heads are numbered from 0; got {head!r} in layer {layer}", subject="heads")
-        chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(head)
+        chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(int(head))
     named = {"branches": branches, "norms": norms, "skips": skips}
     patterns = {kind: _patterns(names, kind) for kind, names in named.items()}
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
@@ -118,9 +129,14 @@ def _listed(values: Iterable[int], what: str, example: str) -> list[int]:
     return list(values)
 
 
+def _is_whole(number: object) -> TypeGuard[int]:
+    """True for a whole number of Python or numpy."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
 def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
     """The number of a layer, whose block must stand for this layer alone and be called itself."""
-    if type(layer) is not int or not 1 <= layer <= len(blocks):
+    if not _is_whole(layer) or not 1 <= layer <= len(blocks):
         raise WatchError(f"layers are numbered 1..{len(blocks)}; got {layer!r}", subject=what)
     block = blocks[layer - 1]
     if isinstance(block, nn.ModuleList):
@@ -128,7 +144,7 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
         raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
     if sum(other is block for other in blocks) > 1:
         raise WatchError(several_layers(layer, block), subject=what)
-    return layer
+    return int(layer)
 
 
 def several_layers(layer: int, block: nn.Module) -> str:

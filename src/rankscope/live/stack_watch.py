@@ -35,9 +35,10 @@ _observed: WeakSet[nn.Module] = WeakSet()  # blocks whose attention is being obs
 
 
 class StackWatch:
-    """One stack of a model that is being measured. Entered again, it continues to count. A `compiled` model is made to
-    run as it was written. Errors of its hooks reach the call of the model unless they are `contained`. Where it
-    is known, `modules` is what `WatchedBlocks.modules` would give."""
+    """Measures one stack of a model's blocks in every call of the model inside its `with`, and keeps the readings.
+    Entered again, it continues to count. A `compiled` model is made to run as it was written. Errors of the watch's
+    hooks reach the call of the model unless they are `contained`. `modules` saves a search: what
+    `WatchedBlocks.modules` gives, if the caller has it."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class StackWatch:
             self._removal.check()
 
     def without(self, out: LeftOut) -> "StackWatch":
-        """A watch of the same stack in which these parts are left out, too."""
+        """A new watch of the same stack, without these parts and those that this watch leaves out."""
         plan = replace(self.plan, left_out=self.plan.left_out.beside(out), known_scores={})
         return StackWatch(self.model, plan, compiled=self._compiled, contained=self._contained, modules=self._modules)
 

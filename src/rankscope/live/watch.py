@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import starmap
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -28,6 +29,8 @@ from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.live.stack_watch import AS_GIVEN, StackWatch
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
+
+_entered: WeakSet["Watch"] = WeakSet()  # watches that are inside their with
 
 
 def watch(
@@ -101,8 +104,8 @@ def watch(
 
 
 class Watch:
-    """A model that is being measured: what `watch` returns. Entered again, it continues to count. `stacks` has a
-    `StackWatch` for each stack of blocks by its name, which is empty where there is one stack alone; `variant` is the
+    """A model that is being measured: what `watch` returns. Entered again after it was left, it continues to count.
+    `stacks` has a `StackWatch` for each stack of blocks, by the stack's name: "" if there is only one. `variant` is the
     model's name in the table."""
 
     def __init__(self, stacks: Mapping[str, StackWatch], variant: str = AS_GIVEN) -> None:
@@ -116,9 +119,12 @@ class Watch:
     def __enter__(self) -> "Watch":
         if self._entered is not None:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
+        self._refuse_unlabelled()
         with ExitStack() as entered:
             for stack in self.stacks.values():
                 entered.enter_context(stack)
+            _entered.add(self)
+            entered.callback(_entered.discard, self)
             self._entered = entered.pop_all()
         return self
 
@@ -126,6 +132,16 @@ class Watch:
         assert self._entered is not None
         entered, self._entered = self._entered, None
         entered.__exit__(*error)
+
+    def _refuse_unlabelled(self) -> None:
+        """Raise if this watch and another of the same model would run at once, and one of them leaves parts out: the
+        readings of the other would not say so."""
+        for other in _entered:
+            leaves_out = any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
+            if leaves_out and not set(submodules(self.model)).isdisjoint(submodules(other.model)):
+                sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
+                way = "leave that watch first; .without(...) may be repeated to leave out more"
+                raise WatchError(f"{sentence}; this model is watched already: {way}", subject="without")
 
     def without(
         self,
@@ -136,24 +152,23 @@ class Watch:
         norms: Names = (),
         skips: Names = (),
     ) -> "Watch":
-        """Return a watch in which the model runs without some of its parts. When it is left, they are there again.
+        """Return a new watch inside whose `with` the model runs without some of its parts. After it they are back.
 
-        Modules are named as in `model.named_modules()`; `*` stands for one step of a name, as in `layers.*.mlp`.
-        Weights are not touched, and parts that are left out get no gradients. Rows, manifest and notes say what was
-        left out.
+        Parts that this watch leaves out already stay out. Modules are named as in `model.named_modules()`; `*` stands
+        for one step of a name, as in `layers.*.mlp`. Weights are not touched, and parts that are left out get no
+        gradients. Rows, manifest and notes say what was left out.
 
         Args:
             layers: Layers whose output is their input, numbered from 1, as in the table.
             heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0: what they give to the output
                 projection is 0; its bias stays.
-            branches: Modules that give 0, such as an MLP or attention. A block must add what they give to what that was
-                computed from.
-            norms: Norms that give what they take.
-            skips: Modules whose output f(x) is not added to x, where a block computes x + f(x).
+            branches: Modules f, such as an MLP or attention, whose output becomes 0; a block must compute x + f(x).
+            norms: Norms whose output becomes their input.
+            skips: Modules f whose block then gives f(x), where it computes x + f(x).
 
         Raises:
-            WatchError: There is no such part, or it cannot be left out exactly. It is raised here or when the model is
-                called; of a part that never ran, when the watch is left.
+            WatchError: There is no such part, or it cannot be left out exactly. The error comes here or when the model
+                is called; for a part that never ran, when the watch is left.
 
         >>> import torch
         >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)

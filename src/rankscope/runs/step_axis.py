@@ -19,14 +19,15 @@ LABELS = 6  # Steps that are named below them, at most
 
 @dataclass(frozen=True)
 class StepAxis:
-    """The axis of the steps: proportional to them, or one measurement beside the next."""
+    """The horizontal axis of a figure by training step: to scale, or with measurements at even distances where most of
+    them lie at the beginning (`side_by_side`)."""
 
     steps: Sequence[int]
     side_by_side: bool
 
     @classmethod
     def of(cls, steps: Iterable[int]) -> "StepAxis":
-        """The axis for measurements at these steps.
+        """The axis that suits measurements at these steps.
 
         >>> StepAxis.of(range(0, 100, 10)).side_by_side, StepAxis.of([0, 10, 20, 40, 80, 160, 320]).side_by_side
         (False, True)

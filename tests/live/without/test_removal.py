@@ -205,6 +205,27 @@ def test_checkpoints_are_refused() -> None:
             model(words())
 
 
+def test_no_other_watch_reads_a_model_without_its_parts() -> None:
+    model, x = random_gpt(), words()
+    whole, part = watch(model, "mu"), watch(model, "mu").without(layers=[2])
+    inner = watch(model.transformer["h"][0], "mu", blocks=[model.transformer["h"][0].mlp])  # type: ignore[index]
+    with torch.no_grad():
+        for outside, inside in ((whole, part), (part, whole), (part, inner), (inner, part)):
+            with outside, raises(WatchError, "without"), inside:
+                model(x)
+        with whole, watch(random_gpt(), "mu").without(layers=[2]) as another:
+            model(x)
+            another.model(x)
+    assert torch.equal(whole.profile().curve("mu"), watched(model, x)), "it was whole when it was read"
+
+
+def watched(model: nn.Module, x: Tensor) -> Tensor:
+    """The curve of a watch that is alone."""
+    with torch.no_grad(), watch(model, "mu") as w:
+        model(x)
+    return w.profile().curve("mu")
+
+
 def test_what_never_runs_is_refused_when_the_watch_is_left() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

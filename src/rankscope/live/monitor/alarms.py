@@ -144,8 +144,8 @@ class AlarmRule(ABC):
 
 
 class RuleOfStacks:
-    """A rule that looks at each of several stacks of blocks by itself: what is usual in an encoder is not so in a
-    decoder. What it finds in all of them alike, at no layer, is about the whole run, and one alarm."""
+    """Applies one alarm rule to each of several stacks of blocks, such as an encoder and a decoder, with a memory for
+    each stack. An alarm that all stacks raise alike, at no layer, is about the whole run, and raised once."""
 
     def __init__(self, rule: AlarmRule, stacks: Sequence[str]) -> None:
         self.name, self.metrics, self.action = rule.name, rule.metrics, rule.action

@@ -25,8 +25,8 @@ from rankscope.live.attention.softmax import COPIES, tensors_in
 SUMS, SUMS_IN_PLACE = {"add", "__add__", "__radd__"}, {"add_", "__iadd__"}
 
 
-class Followed(NamedTuple):
-    """What a branch gave in one of its calls."""
+class BranchOutput(NamedTuple):
+    """The output of a branch in one of the branch's calls, until the sum is found to which it is added."""
 
     name: str
     kind: str  # "branches": it was made 0; "skips": the tensor that it is added to is to be left out
@@ -34,8 +34,9 @@ class Followed(NamedTuple):
 
 
 class SkipTracer(TorchFunctionMode):
-    """Finds where what a branch gives is added to what it was computed from. Tensors have numbers, in the order in
-    which they were made, copies that of what they copy; no tensor is kept alive."""
+    """Finds the sum x + f(x) of a block while the model runs, and makes it f(x) where the skip x is left out. For that
+    it records, at every function of torch, which tensors the result was computed from. Tensors are numbered in the
+    order in which they were made; a copy has the number of its original. No tensor is kept alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,11 +49,11 @@ class SkipTracer(TorchFunctionMode):
         self._parents: list[tuple[int, ...]] = []  # of each number, those that it was computed from
         self._sources: list[frozenset[int]] = []  # of each number, the branches that it comes from
         self._partial: set[int] = set()  # sums of a branch that was made 0 and of other branches
-        self._followed: list[Followed] = []
+        self._followed: list[BranchOutput] = []
         self._open: set[int] = set()  # branches that were not added to anything yet
 
     def follow(self, name: str, kind: str, x: Tensor) -> None:
-        """Follow what a branch gave from now on."""
+        """Follow x, which the branch `name` gave, until it is added to something that it was computed from."""
         number = self._number(x)
         ancestors, ahead = set[int](), [number]
         while ahead:
@@ -61,7 +62,7 @@ class SkipTracer(TorchFunctionMode):
             ahead += new
         self._open.add(len(self._followed))
         self._sources[number] = self._sources[number] | {len(self._followed)}
-        self._followed.append(Followed(name, kind, ancestors))
+        self._followed.append(BranchOutput(name, kind, ancestors))
 
     def check(self) -> None:
         """Raise unless everything that was followed was added to what it was computed from."""

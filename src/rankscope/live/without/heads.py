@@ -21,7 +21,7 @@ from rankscope.live.modules import parts_in
 
 
 class HeadsRemoval:
-    """Leaves these `heads` of some layers out, by layer; `blocks` are the blocks of these layers."""
+    """Sets the output of some heads to 0 before the output projection. `heads` and `blocks` are by layer."""
 
     def __init__(self, heads: Mapping[int, frozenset[int]], blocks: Mapping[int, nn.Module]) -> None:
         self.heads, self.blocks = heads, blocks
@@ -48,7 +48,8 @@ class HeadsRemoval:
                 stack.callback(linear.register_forward_pre_hook(self._mask_input).remove)
 
     def attach_last(self, stack: ExitStack) -> None:
-        """Hook what gives weights back, after the observer, so that what it computes again is without these heads."""
+        """Attach the hooks that restore weights. They run after the observer's, which therefore computes its second
+        pass without these heads."""
         for part in multihead_modules(parts_in(self.blocks.values())):
             handle = part.register_forward_hook(lambda *_: self._restore(), always_call=True)
             stack.callback(handle.remove)

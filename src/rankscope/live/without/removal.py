@@ -32,7 +32,7 @@ from rankscope.live.without.heads import HeadsRemoval
 
 
 class Removal:
-    """Leaves out what the plan says, while its hooks are attached to the model."""
+    """Leaves the parts in `plan.left_out` out of a model, while the hooks of this removal are attached."""
 
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.model, self.plan, out = model, plan, plan.left_out
@@ -86,7 +86,7 @@ class Removal:
         self._running += by
 
     def on_attention(self, attention: AttentionCall) -> None:
-        """Tell who leaves out heads of attention that an observer reports."""
+        """Pass attention that an observer reports to the removal of heads."""
         self.heads.on_attention(attention)
 
     def check(self) -> None:
