@@ -74,6 +74,7 @@ def test_its_images_are_scikit_learns_and_were_held_out(pixels: torch.Tensor) ->
 def test_its_snapshots_come_in_the_order_of_their_steps(net: Transformer) -> None:
     assert [*shipped_models()["digit-vit"]] == STEPS
     assert load("digit-vit/checkpoint-2560").fingerprint == net.fingerprint
+    assert shipped_folder("digit-vit/checkpoint-640/") == shipped_folder("digit-vit/checkpoint-640")
     early: Any = load("Digit_ViT/checkpoint-640")
     assert early.fingerprint != net.fingerprint and early.origin.name == "Digit_ViT/checkpoint-640"
     logged = {row["step"]: row for row in RECORD["losses"]}

@@ -56,7 +56,7 @@ def shipped_model(name: str) -> str | None:
     """
     first, names = name.partition("/")[0], shipped_names()
     known = forgiven(first, names)
-    return known if known in names and not path_exists(first) and name.count("/") < 2 else None
+    return known if known in names and not path_exists(first) and name.rstrip("/").count("/") < 2 else None
 
 
 def shipped_folder(name: str) -> Path | None:
@@ -65,7 +65,7 @@ def shipped_folder(name: str) -> Path | None:
     if model is None:
         return None
     snapshots = {folder.name: folder for folder in shipped_models()[model].values()}
-    snapshot = name.partition("/")[2] or [*snapshots][-1]
+    snapshot = name.rstrip("/").partition("/")[2] or [*snapshots][-1]
     if snapshot not in snapshots:
         said = f"{model} has no snapshot {snapshot!r}; it has {', '.join(snapshots)}"
         if find_spec(MORE_SNAPSHOTS) is None:
