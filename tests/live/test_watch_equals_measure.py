@@ -17,7 +17,9 @@ from tests.sources.test_families import encoded, inputs_of
 TOKENS = ["relative_residual", "residual", "mu", "effective_rank", "mean_cosine", "residual@midrange"]
 HEADS = ["dobrushin", "entropy", "first_token_mass", "head_mu", "head_relative_residual"]
 MINE = Metric("longest", lambda x, padding: x.X.norm(dim=-1).amax(-1), degree=1, scale=metric("mu").scale)
-UNSEEN = dict.fromkeys(("xlnet", "dinov2", "dinov3", "qwen3_next"), HEADS[3:]) | {"gpt_oss": ["entropy"]}
+UNSEEN = dict.fromkeys(("xlnet", "dinov2", "dinov2_with_registers", "dinov3", "qwen3_next"), HEADS[3:]) | {
+    "gpt_oss": ["entropy"]
+}
 
 
 @pytest.mark.sampled(3)

@@ -230,7 +230,7 @@ class OperatorMeasurement:
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(iter(kwargs.values()), ())
         hidden = kwargs.get("hidden_states", first)
-        follows = self.recording and not torch.compiler.is_compiling() and not _in_backward()
+        follows = not torch.compiler.is_compiling() and self.recording and not _in_backward()
         if follows and self.layout is not None and isinstance(hidden, Tensor) and self.layout.follow(hidden):
             return  # it is read when the block is left, and attention has shown its layout
         self._take(0, block, hidden)
