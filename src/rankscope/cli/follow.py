@@ -66,13 +66,13 @@ def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
     if metrics is None:
         return training.of_stacks(training.metrics[0]) if training.metrics else []
     asked = split_names("metric", metrics)
-    return [found for name in asked for found in _of_stacks(training, name)]
+    return [metric for name in asked for metric in _of_stacks(training, name)]
 
 
 def _of_stacks(training: "TrainingRun", name: str) -> list[str]:
     """The metric of that name or, where the run has it of several stacks of blocks, of each; raises if it has none."""
-    found = [] if name in training.metrics else training.of_stacks(name)
-    return found or [training.metric(name)]
+    metrics = [] if name in training.metrics else training.of_stacks(name)
+    return metrics or [training.metric(name)]
 
 
 def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
