@@ -270,7 +270,7 @@ def llama(seed: int) -> Any:
 
 
 def drop_branches(model: Any, share: float) -> None:
-    """Drop, in training, this share of the entries that each branch of a Llama adds: its config knows none such."""
+    """Set this share of what each branch of a Llama adds to 0 in training; its config has no such dropout."""
     for layer in model.model.layers:
         for branch in (layer.self_attn.o_proj, layer.mlp.down_proj):
             branch.register_forward_hook(lambda module, _, output: F.dropout(output, share, module.training))

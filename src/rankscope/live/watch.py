@@ -156,7 +156,7 @@ class Watch:
 
         Parts that this watch leaves out already stay out. Modules are named as in `model.named_modules()`; `*` stands
         for one step of a name, as in `layers.*.mlp`. Weights are not touched, and parts that are left out get no
-        gradients. Rows, manifest and notes say what was left out.
+        gradients. Rows, manifest and notes say what was left out; the run of a `Monitor` of the same model does not.
 
         Args:
             layers: Layers whose output is their input, numbered from 1, as in the table.
