@@ -19,7 +19,7 @@ ROOMS := tests/nets tests/doubled tests/metrics tests/paths
 QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
 ALSO :=
 
-.PHONY: demo quick test suite docs pdf slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test suite docs pdf slow nightly wheel wheel-check weights lint types browser format bench notebook families versions mutations clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -90,6 +90,9 @@ families: $(TESTS)  ## write docs/families.md again: what `load` maps and refuse
 
 versions: $(TESTS)  ## the oldest and newest transformers and torch that we declare, in environments of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.versions $(VERSIONS)
+
+mutations: $(TESTS)  ## change 150 operators of the library, one at a time: how many do the tests notice?
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
