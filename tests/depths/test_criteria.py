@@ -194,3 +194,14 @@ def test_random_scores_come_from_the_seed() -> None:
     score = CRITERIA["random"].layers
     assert score(net, sample) == score(net, sample)
     assert score(net, sample) != score(net, Sample(sample.X, seed=1))
+
+
+def test_padding_adds_nothing_to_the_loss_of_an_output() -> None:
+    """The loss in a random direction is `sum of +-Y` over valid tokens, whatever stands at padding."""
+    Y = normal(3, 6, 8)
+    sample = Sample(normal(3, 6, 8), PADDING)
+    size = sample.loss_of(Y)
+    assert torch.equal(size, sample.loss_of(torch.where(PADDING[..., None], 1e9, Y)))
+    one = torch.zeros_like(Y)
+    one[1, 2, 3] = 2.0  # a valid token: its sign alone is left
+    assert abs(float(sample.loss_of(one))) == 2.0 and float(sample.loss_of(torch.zeros_like(Y))) == 0.0

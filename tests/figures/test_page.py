@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rankscope.figures.description import Axis, Chart, Flag, Heatmap, Line, Panel, Spans
 from rankscope.figures.page import page_figure
@@ -79,3 +80,13 @@ def test_an_axis_of_powers_has_their_places() -> None:
 def test_a_group_has_one_entry_in_the_legend() -> None:
     lines = [Line([0, 1], [0.0, 1.0], "line 0", "one", "group") for _ in range(3)]
     assert [trace["showlegend"] for trace in page_figure(chart_of(*lines))["data"]] == [True, False, False]
+
+
+def test_the_colours_of_a_map_of_powers_reach_from_its_lowest_to_its_highest() -> None:
+    """Squares and both ends of the colours are at the places that the axis of powers has for their logs."""
+    powers, logs = Powers([-2.0, -900.0]), [[-2.0, -30.0], [-900.0, -5.0]]
+    mark = Heatmap(["1", "2"], ["a", "b"], np.array(logs), powers=powers)
+    (trace,) = page_figure(Chart([Panel(Axis(), Axis(), [mark])], {}, ""))["data"]
+    places = [place for row in logs for place in powers.place(row)]
+    assert np.asarray(trace["z"]).ravel().tolist() == pytest.approx(places, rel=1e-5)
+    assert (trace["zmin"], trace["zmax"]) == pytest.approx((min(places), max(places)), rel=1e-5)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.forecasts.giorlandino2026 import equiangular_tokens, figure_1, published_network
-from rankscope.forecasts.phases import ENTROPY, NEITHER, RANK, Phase, giorlandino, log_gradient
+from rankscope.forecasts.phases import ENTROPY, NEITHER, RANK, ClosedForm, Phase, giorlandino, log_gradient
 from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
 
@@ -296,3 +296,16 @@ def test_points_of_figure_1() -> None:
         assert row["mean_field"] == pytest.approx(row["measured"], rel=0.1)
     at_3 = last.filter(beta=3.0).row(0, named=True)
     assert abs(at_3["mean_field"] - at_3["measured"]) < abs(at_3["closed_form"] - at_3["measured"])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_what_rotation_keeps_of_a_common_vector_is_its_mean_over_pairs_of_positions(share: float) -> None:
+    arch = Architecture(layers=1, width=16, heads=2, positions="rotary", rotary_share=share, mask="causal")
+    n, turned = 7, int(8 * share)
+    angles = torch.arange(n, dtype=torch.float64)[:, None] * 10000.0 ** -(torch.arange(0, turned, 2) / turned).double()
+    kept = [
+        (float((angles[i] - angles[j]).cos().sum()) * 2 + 8 - turned) / 8 for i in range(n) for j in range(n) if i != j
+    ]
+    net = Transformer.random(arch)
+    rules = ClosedForm(net, n)
+    assert rules.kept_in_common(net.blocks[0], n) == pytest.approx(sum(kept) / len(kept), rel=1e-9)

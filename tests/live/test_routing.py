@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
+from rankscope.live.routing import routing_in
 from rankscope.runs.signals import run_events
 from rankscope.runs.training import read_training
 from tests.live.families import HEADS, LAYERS, WIDTH, seen, tiny
@@ -227,3 +228,23 @@ def test_indices_beyond_the_experts_are_no_routing() -> None:
     """Nor an error of torch's inside the model."""
     with raises(WatchError, subject="routing"):
         seen(GPT(block=lambda dropout: Dropped(dropout, nowhere=3)).double().eval(), "expert_load", IDS)
+
+
+def test_what_a_router_returns_is_told_from_other_tuples() -> None:
+    scores, weights, chosen = torch.randn(5, 4), torch.rand(5, 2), torch.randint(4, (5, 2))
+    found = routing_in((scores, weights, chosen))
+    assert found is not None and all(map(torch.equal, found, (scores, weights, chosen)))
+    others: list[Any] = [
+        (scores, weights),
+        [scores, weights, chosen],
+        (scores.long(), weights, chosen),  # scores that are counts
+        (scores, weights.long(), chosen),
+        (scores, weights, chosen.double()),  # chosen experts that are no indices
+        (scores, weights[:, :1], chosen),
+        (scores[:4], weights, chosen),
+        (scores, weights, chosen + 3),  # an expert of a number too high
+        (scores, weights, chosen - 5),
+    ]
+    assert [routing_in(output) for output in others] == [None] * len(others)
+    dropped = routing_in((scores, weights, torch.where(chosen == 1, -1, chosen)))
+    assert dropped is not None and bool((dropped[1][chosen == 1] == 0).all()) and int(dropped[2].min()) >= 0

@@ -62,3 +62,20 @@ def test_a_bad_mask_is_a_sentence() -> None:
 def test_what_does_not_go_together_is_one_sentence(more: dict[str, Any], subject: str) -> None:
     with raises(ArchitectureError, subject=subject):
         Architecture(**{**SMALL, "cross_attention": True, **more})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"layers": "2"}, {"layers": True}, {"width": 8.0}, {"norm_eps": "1e-5"}, {"norm_eps": True}, {"parallel": 1},
+     {"norm": 3}, {"mlp_skip": None}],
+    ids=str,
+)  # fmt: skip
+def test_a_field_of_another_type_is_refused_before_it_is_used(change: dict[str, Any]) -> None:
+    (field,) = change
+    with raises(ArchitectureError, field) as caught:
+        Architecture(**(SMALL | change))
+    assert f"{field} must be " in str(caught.value) and f"got {change[field]!r}" in str(caught.value)
+
+
+def test_whole_numbers_are_numbers() -> None:
+    assert isinstance(Architecture(**SMALL, mlp_skip=1).mlp_skip, float)

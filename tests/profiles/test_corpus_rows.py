@@ -2,7 +2,8 @@
 
 import tempfile
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import polars as pl
@@ -11,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.profiles import CorpusRows, Profile, Summary, measure
+from rankscope.profiles.corpus_rows import with_checks
 from rankscope.profiles.summary import QUANTILES
 from rankscope.runs import Store
+from rankscope.runs.manifest import Manifest, Network
 from tests.profiles.excerpts import NET, X, both, summed
 
 ALL = both(X)
@@ -62,3 +65,16 @@ def test_checks_of_all_chunks_are_joined() -> None:
     padding[:, 5:] = True
     found = summed(measure(NET, X[:4], padding), measure(NET, X[4:6], padding[:2]))
     assert found.manifest.networks[0].checks["padded_tokens"] == 12
+
+
+def test_rows_of_all_parts_must_sum_to_one_and_the_first_layer_that_breaks_counts() -> None:
+    def manifest(sums: bool, defect: float, broken: int | None) -> Manifest:
+        checks = {"padded_tokens": 2, "largest_row_sum_defect": defect, "rows_sum_to_one": sums}
+        return replace(ALL.manifest, networks=(Network(checks=checks | {"first_layer_not_finite": broken}),))
+
+    for sums, others in product((True, False), repeat=2):
+        both_parts = with_checks(manifest(sums, 1e-9, None), manifest(others, 1e-3, 4))
+        assert both_parts.networks[0].checks == {
+            "padded_tokens": 4, "largest_row_sum_defect": 1e-3, "rows_sum_to_one": sums and others,
+            "first_layer_not_finite": 4,
+        }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from rankscope.errors import RankscopeError
 from rankscope.sources import load
@@ -139,6 +140,23 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "sizes", "inner"),
+    [("GPT2", {"n_embd": 8, "n_head": 2}, "h.0.mlp.c_fc.bias"),
+     ("GPTJ", {"n_embd": 8, "n_head": 2}, "h.0.mlp.fc_in.bias"),
+     ("GPTNeo", {"hidden_size": 8, "num_heads": 2}, "h.0.mlp.c_fc.bias")],
+)  # fmt: skip
+def test_an_inner_width_that_a_config_leaves_out_is_the_models_own(
+    kind: str, sizes: dict[str, Any], inner: str
+) -> None:
+    layers = {"num_layers": 1, "attention_types": [[["global"], 1]]} if kind == "GPTNeo" else {"n_layer": 1}
+    if kind == "GPTJ":
+        layers["rotary_dim"] = 4
+    config = getattr(transformers, f"{kind}Config")(vocab_size=11, **sizes, **layers)
+    model = getattr(transformers, f"{kind}Model")(config)
+    assert load(model).arch.mlp_width == len(model.state_dict()[inner])
+
+
 def test_the_page_of_families_is_what_the_code_says() -> None:
     """But for what is measured; `make families` writes it again."""
     assert page.masked(page.PAGE.read_text(encoding="utf-8")) == page.masked(page.page({}))

@@ -33,3 +33,14 @@ def test_values_of_heads_have_a_row_each() -> None:
     keys = [(None, None, "loss"), (2, 0, "entropy"), (2, 1, "entropy")]
     assert list(map(tuple, values.keys())) == keys
     assert values.sums()[:, 1].tolist() == [2.0, 2.0, 3.0]
+
+
+def test_values_of_a_stage_have_the_numbers_of_the_whole_network() -> None:
+    values = MetricValues()
+    for layer in (None, 0, 1, 2):
+        values.add(layer, "mu", torch.tensor([1.0 if layer is None else 10.0 + layer]))
+    numbered = {key[0]: row for key, row in zip(values.of_stage(3).keys(), values.of_stage(3).sums(), strict=True)}
+    # What the second stage's first block takes is the last layer of the first stage, which measured it.
+    assert {layer: float(row[1]) for layer, row in numbered.items()} == {None: 1.0, 4: 11.0, 5: 12.0}
+    kept = [[layer for layer, *_ in list(stage.keys())] for stage in (values.of_stage(0), values.of_stage(3, [5]))]
+    assert kept == [[None, 0, 1, 2], [None, 5]]
