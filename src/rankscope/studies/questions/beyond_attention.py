@@ -274,11 +274,14 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
 def _sentence(
     sizes: MixerSizes, falls: Mapping[str, MixerFalls], scores: pl.DataFrame, trained: MixerFall | None
 ) -> str:
-    fallen = [mixer for mixer in collapsed(falls["bare"]) if mixer != "attention"]
+    near = [mixer for mixer, fall in falls["bare"].items() if fall.near]
+    fallen = [mixer for mixer in collapsed(falls["bare"]) if mixer not in ("attention", *near)]
     rivals = len(sizes.mixers) - ("attention" in sizes.mixers)
     held = len(sizes.mixers) - len(collapsed(falls["whole"]))
     beginning = f"No: {len(fallen)}" if fallen else "Yes: none"
     which = f" ({', '.join(fallen)})" if fallen else ""
+    if near:
+        which += f"; {' and '.join(near)} end{'s' * (len(near) == 1)} about where that begins, {THRESHOLD:g}"
     attention = falls["bare"].get("attention")
     speed = "; attention was not measured"
     if attention is not None:

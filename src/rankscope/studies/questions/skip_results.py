@@ -127,7 +127,7 @@ class SkipPrice:
         lead = f"{self.word}{'' if later else ' robustness'} on {self.task}"
         first, *on_other_places = self.ranges({"embedding": "", "inputs": SIDES["inputs"]})
         against = f" against {SKIPS[self.rival]}" if self.rival else "" if later else " times the embedding noise"
-        by_size = " over MLP sizes" if not later and len(self.ratios["embedding"]) > 1 else ""
+        by_size = " over MLP sizes, rates differ" if not later and len(self.ratios["embedding"]) > 1 else ""
         return f"{lead} ({', '.join([first + against + by_size, *on_other_places])})"
 
     @property
