@@ -26,8 +26,11 @@ def test_lstm_and_gru_end_on_either_side_of_a_threshold_that_nothing_marks() -> 
     by_threshold = {t: {mixer for mixer in MIXERS if ends[mixer] < t} for t in (0.08, 0.1, 0.15)}
     assert by_threshold[0.08] == {"attention", "gcn complete"}  # these two are told apart from all others
     assert by_threshold[0.1] - by_threshold[0.08] == {"lstm"} and by_threshold[0.15] - by_threshold[0.1] == {"gru"}
-    assert max(ends[mixer] for mixer in ("attention", "gcn complete")) < 1e-10 < 0.09 < min(
-        ends[mixer] for mixer in MIXERS if mixer not in ("attention", "gcn complete")
+    assert (
+        max(ends[mixer] for mixer in ("attention", "gcn complete"))
+        < 1e-10
+        < 0.09
+        < min(ends[mixer] for mixer in MIXERS if mixer not in ("attention", "gcn complete"))
     )
 
 

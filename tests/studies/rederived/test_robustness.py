@@ -61,7 +61,9 @@ def test_the_ratios_of_the_page_come_out_of_its_rows_but_each_side_has_a_rate_of
 
 def test_at_equal_rates_skips_tolerate_less_than_the_page_said() -> None:
     found = ratios()
-    assert len(found) == 71  # of 100 pairs: without skips nothing learns at 0.01, and hardly at 0.003 where MLPs are large
+    assert (
+        len(found) == 71
+    )  # of 100 pairs: without skips nothing learns at 0.01, and hardly at 0.003 where MLPs are large
     assert near([min(found.values()), max(found.values())], [1.08, 1.80], 0.01)
     medians = {
         (multiple, rate): statistics.median(of_pair)
