@@ -28,7 +28,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 @cache
 def texts(count: int = 11, words: int = 64) -> tuple[tuple[int, ...], ...]:
-    """The first paragraphs of the bundled prose that are long enough, as tokens of moby-gpt, which never learnt them."""
+    """The first paragraphs of the bundled prose that are long enough, as tokens: moby-gpt did not learn them."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(TRAINED)
