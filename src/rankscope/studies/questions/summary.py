@@ -42,10 +42,10 @@ REVIEW = (  # (question, reply)
     ),
     (
         "Were rules changed after the numbers were in?",
-        "Yes: in {changed} of {studies} studies once the full run of the page had been seen. Below is which, with the "
-        "verdicts that the code before the run gives on the same data: {moved} of {written} were others. By those "
-        "rules {held_before} hold, {failed_before} do not and {untold_before} cannot be told, in place of {held}, "
-        "{failed} and {untold}.",
+        "In {changed} of {studies} studies, once the full run of the page had been seen; a table below says which, "
+        "with the verdicts that the code before the run gives on the same data: {moved} of {written} were others. By "
+        "those rules {held_before} hold, {failed_before} do not and {untold_before} cannot be told, in place of "
+        "{held}, {failed} and {untold}.",
     ),
     (
         "Are the networks too small to matter?",

@@ -275,7 +275,7 @@ def _sentence(readings: Readings) -> str:
     withstood = " and ".join(name for measure, name in UNTRAINED.items() if measure in gained)
     leads = {(True, True): "Yes", (True, False): "For accuracy", (False, True): f"For robustness to {withstood}"}
     absent = all(entry.absent and not entry.full for entries in ranked for entry in entries)
-    single = "Only against lost lengths"
+    single = "Against lost lengths"
     lead = leads.get((accurate, robust), single if apart else "No" if absent else "No gain could be shown")
     deciding = ranked[:2] if accurate or robust else ranked[2:]
     if (accurate or robust) and max(entry.size for entry in itertools.chain(*deciding) if entry.beyond) < SLIGHT:
