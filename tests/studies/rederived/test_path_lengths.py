@@ -110,8 +110,8 @@ def test_what_it_does_not_protect_is_shown_of_layers_heads_and_noise_and_cannot_
         for lost in ("layers", "heads", "noise"):
             with_it, best = use(task, "path dropout", 0.4, lost), use(task, "dropout", 0.1, lost)
             assert max(a - b for a, b in zip(with_it, best, strict=True)) < 0
-    best = max(statistics.median(use("sort", "dropout", strength, "accuracy")) for strength in (0.02, 0.1, 0.4))
-    assert best > 0.98  # at the ceiling: no gain could show
+    highest = max(statistics.median(use("sort", "dropout", strength, "accuracy")) for strength in (0.02, 0.1, 0.4))
+    assert highest > 0.98  # at the ceiling: no gain could show
     costs = [a - b for a, b in zip(use("text", "plain", 0.0, "accuracy"), use("text", "path dropout", 0.4, "accuracy"),
                                    strict=True)]  # fmt: skip
     assert near(spread(costs), (0.037, 0.030, 0.040), 0.001)

@@ -76,13 +76,14 @@ def learned(skip: float, steps: int, seed: int) -> tuple[float, float, float]:
         torch.nn.init.zeros_(layer.bias)
         return layer
 
-    layers = torch.nn.ModuleList([
-        torch.nn.ModuleList([torch.nn.LayerNorm(width), linear(width, 3 * width), linear(width, width),
-                             torch.nn.LayerNorm(width), linear(width, 4 * width), linear(4 * width, width)])
+    layers: list[list[torch.nn.Module]] = [
+        [torch.nn.LayerNorm(width), linear(width, 3 * width), linear(width, width),
+         torch.nn.LayerNorm(width), linear(width, 4 * width), linear(4 * width, width)]
         for _ in range(6)
-    ])  # fmt: skip
+    ]  # fmt: skip
     last = torch.nn.LayerNorm(width)
-    everything = [*embed.parameters(), place, *head.parameters(), *layers.parameters(), *last.parameters()]
+    everything = [*embed.parameters(), place, *head.parameters(), *last.parameters()]
+    everything += [weight for layer in layers for part in layer for weight in part.parameters()]
     optimizer = torch.optim.AdamW(everything, lr=1e-3, weight_decay=0.01)
     losses, X = [], torch.empty(0)
     for _ in range(steps):
@@ -96,7 +97,7 @@ def learned(skip: float, steps: int, seed: int) -> tuple[float, float, float]:
             X = skip * X + down(F.gelu(up(second(X))))
         losses.append(F.cross_entropy(head(last(X)).flatten(0, 1), batch[:, 1:].flatten()))
         optimizer.zero_grad()
-        losses[-1].backward()  # type: ignore[no-untyped-call]
+        losses[-1].backward()
         torch.nn.utils.clip_grad_norm_(everything, 1.0)
         optimizer.step()
     return float(torch.stack(losses[-10:]).detach().mean()), left(X.detach()[0]), blind
