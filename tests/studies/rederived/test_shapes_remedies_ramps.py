@@ -128,7 +128,7 @@ def test_deep_networks_collapse_when_skips_fall_and_learn_again_when_they_are_ba
 
 def test_neutreno_is_best_or_next_at_48_layers_of_remedies_at_one_rate_that_was_tuned_for_none() -> None:
     table = pl.read_parquet(REMEDIES / "trained.parquet").filter(depth=48, quantity="loss")
-    for setting in ("pre", "post", "no skips"):
+    for setting in ("pre", "post", "no skips", "images"):
         medians = table.filter(setting=setting).group_by("remedy").agg(pl.col("value").median()).sort("value")
         assert "neutreno" in medians["remedy"][:2].to_list()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.studies.rederived.kept_data import ROOT
+from tests.studies.rederived.kept_data import ROOT, rows
 
 
 def drawn(rows: int, columns: int, draw: torch.Generator, std: float) -> Tensor:
@@ -110,3 +110,19 @@ def test_without_skips_a_small_gpt_is_no_better_than_the_frequencies_of_letters(
         without, apart, blind = learned(0.0, 200, seed)
         assert abs(without - blind) < 0.12 and apart < 1e-3
         assert learned(1.0, 200, seed)[0] < blind - 0.4
+
+
+def test_some_of_25_networks_without_skips_learn_more_than_frequencies_and_their_tokens_are_apart() -> None:
+    table = rows("what-skips-pay", "networks").filter(
+        task="text", series="size", skip=0.0, share=1.0, part="network", width=64
+    )
+    numbers = {
+        quantity: {
+            (m, seed): v for m, seed, v in table.filter(quantity=quantity).select("multiple", "seed", "value").rows()
+        }
+        for quantity in ("accuracy", "chance", "residual")
+    }
+    assert len(numbers["accuracy"]) == 25
+    more = {key for key, accuracy in numbers["accuracy"].items() if accuracy > numbers["chance"][key] + 0.015}
+    assert len(more) == 5 and max(numbers["accuracy"].values()) < 0.225
+    assert min(10 ** numbers["residual"][key] for key in more) > 0.5
