@@ -173,7 +173,7 @@ def test_layers_of_least_influence_cost_no_more_than_layers_of_least_path_share(
     shares = [statistics.mean(path_share(each, layer) for each in frozen) for layer in range(LAYERS)]
     influences = [
         statistics.mean(
-            float(1 - F.cosine_similarity(*each.inputs[layer : layer + 2], dim=-1).mean()) for each in frozen
+            float(1 - F.cosine_similarity(each.inputs[layer], each.inputs[layer + 1], dim=-1).mean()) for each in frozen
         )
         for layer in range(LAYERS)
     ]
