@@ -168,7 +168,7 @@ def path_share(frozen: Frozen, layer: int) -> float:
 
 @pytest.mark.slow
 def test_layers_of_least_influence_cost_no_more_than_layers_of_least_path_share() -> None:
-    """A ninth network beside the GPTs of the finding, of another design: chosen on four texts, read on seven others."""
+    """One more GPT, of another design than those of the finding: chosen on four texts, read on seven others."""
     frozen = [Frozen(TRAINED, text) for text in texts()[:4]]
     shares = [statistics.mean(path_share(each, layer) for each in frozen) for layer in range(LAYERS)]
     influences = [
