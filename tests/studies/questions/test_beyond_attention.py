@@ -68,6 +68,13 @@ def test_the_sentence_turns_with_the_numbers() -> None:
     assert alone.verdicts[4].holds is True and shared.verdicts[4].holds is False
 
 
+def test_stacks_that_end_about_at_the_threshold_are_not_told_apart_by_it() -> None:
+    ends = {"attention": (-9.0, -0.2), "gcn ring": (-3.0, -0.2), "lstm": (-1.04, -0.2), "gru": (-0.91, -0.2)}
+    sentence = QUESTION.answer(tables(ends), MADE_UP).sentence
+    assert sentence.startswith("No: 1 of 8") and "(gcn ring; undecided: lstm, gru)" in sentence
+    assert "(undecided: lstm)" in QUESTION.answer(tables({"lstm": (-1.04, -0.2)}), MADE_UP).sentence
+
+
 def test_hypotheses_are_judged_by_the_tables() -> None:
     expected = dict.fromkeys(study.AVERAGING, (-9.0, -0.2))
     right = QUESTION.answer(tables(expected), MADE_UP)

@@ -11,7 +11,7 @@ from rankscope.errors import StudyError
 from rankscope.figures.matplotlib import Figure, panels
 from rankscope.studies.questions import QUESTIONS, Question, keep, read_kept, write_pages
 from rankscope.studies.questions import page as pages
-from rankscope.studies.questions.question import LATER, HypothesisVerdict, StudyAnswer, Tables
+from rankscope.studies.questions.question import LATER, HypothesisVerdict, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
 from rankscope.studies.study import Comparison, PageTable, Setup
 
@@ -85,6 +85,33 @@ def test_pages_are_made_again_from_their_data_alone(tmp_path: Path) -> None:
     write_pages(tmp_path / "docs", [COIN])
     after = (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
     assert "**1 of 2 are heads.**" in after and "does not hold" in after
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_rules_that_were_changed_after_a_full_run_stand_beside_the_verdicts_of_the_rules_before(
+    tmp_path: Path, full: bool
+) -> None:
+    question = replace(COIN, changed=RuleChange("Edges count as heads.", {1: False}))
+    kept(tmp_path, full=full, question=question)
+    write_pages(tmp_path / "docs", [question])
+    text, summary = ((tmp_path / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("coin", "summary"))
+    said = "Edges count as heads. By the rules before, hypothesis 1 does not hold."
+    assert ("| holds (by the rule before: does not hold) |" in text) == full  # a quick run is judged as the full one
+    assert (said in text) == (said in summary) == full
+    assert ("In 1 of 1 studies" in summary and "By those rules 0 hold, 1 do not and 0 cannot" in summary) == full
+
+
+def test_brackets_are_said_to_be_ranges(tmp_path: Path) -> None:
+    kept(tmp_path)
+    write_pages(tmp_path / "docs", [COIN])
+    assert "That is no confidence interval" in (tmp_path / "docs" / "coin.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
+def test_earlier_verdicts_are_of_hypotheses_that_have_another_one_now(question: Question) -> None:
+    if question.changed is None:
+        return
+    assert all(1 <= number <= len(question.hypotheses) for number in question.changed.before)
 
 
 def test_sizes_come_back_as_they_were(tmp_path: Path) -> None:

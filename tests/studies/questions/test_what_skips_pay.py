@@ -165,6 +165,17 @@ def test_networks_that_do_not_differ_pay_nothing() -> None:
     assert len(found.sentence.split()) <= 60
 
 
+def test_a_price_between_networks_of_different_rates_says_so() -> None:
+    made = tables()
+    halved = pl.when(pl.col("skip") == 0).then(pl.col("rate") / 2).otherwise("rate")
+    made["networks"] = made["networks"].with_columns(rate=halved)
+    sentence = QUESTION.answer(made, MADE_UP).sentence
+    assert sentence.startswith(
+        "Skips cost no robustness on digits (1.00 times the embedding noise, at other rates, 1.00 "
+    )
+    assert len(sentence.split()) <= 60
+
+
 def test_trained_models_are_judged_by_most_layers_and_by_their_bounds() -> None:
     assert verdicts(tables(against=(1,)))[TUG] is True  # three of four layers
     assert verdicts(tables(against=(1, 2)))[TUG] is False

@@ -25,7 +25,7 @@ from rankscope.lab.tasks import Digits
 from rankscope.live.watch import watch
 from rankscope.metrics import METRICS
 from rankscope.studies.questions.drawing import line_look, title_panel
-from rankscope.studies.questions.falls import THRESHOLD, StackFall, collapsed, no_collapse_verdict, seed_curves
+from rankscope.studies.questions.falls import NEAR, THRESHOLD, StackFall, collapsed, no_collapse_verdict, seed_curves
 from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import rank_correlation, spread
 from rankscope.studies.questions.token_mixers import FORMS, MIXERS, MixingNetwork, averaging_ratio
@@ -264,7 +264,8 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
         "zero, and is now taken over whole images. 'Cannot be told' replaced 'does not hold' for learning (80 steps "
         "are too few for attention itself) and 'holds' for the order of the fall (one mixer is at its floor after "
         "one block). In that run LSTM and GRU end at either side of the threshold of 0.1, which was fixed before: that "
-        "one counts as collapsed and the other does not says little.",
+        "one counts as collapsed and the other does not says little. The answer leaves undecided what ends within "
+        f"{NEAR:g} decades of the threshold; verdicts, whose rules are those of before the run, do not.",
     ]
     evidence = [_fresh_table(falls, ratios, sizes), _trained_table(curves, scores, sizes)]
     trained = mixer_fall(curves, "attention", "bare", trained=True)
@@ -274,11 +275,13 @@ def answer(tables: Tables, sizes: MixerSizes) -> StudyAnswer:
 def _sentence(
     sizes: MixerSizes, falls: Mapping[str, MixerFalls], scores: pl.DataFrame, trained: MixerFall | None
 ) -> str:
-    fallen = [mixer for mixer in collapsed(falls["bare"]) if mixer != "attention"]
+    near = [mixer for mixer, fall in falls["bare"].items() if fall.near]
+    fallen = [mixer for mixer in collapsed(falls["bare"]) if mixer not in ("attention", *near)]
     rivals = len(sizes.mixers) - ("attention" in sizes.mixers)
     held = len(sizes.mixers) - len(collapsed(falls["whole"]))
     beginning = f"No: {len(fallen)}" if fallen else "Yes: none"
-    which = f" ({', '.join(fallen)})" if fallen else ""
+    named = [*([", ".join(fallen)] if fallen else []), *([f"undecided: {', '.join(near)}"] if near else [])]
+    which = f" ({'; '.join(named)})" if named else ""
     attention = falls["bare"].get("attention")
     speed = "; attention was not measured"
     if attention is not None:

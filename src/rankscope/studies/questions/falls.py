@@ -14,6 +14,7 @@ from rankscope.studies.questions.question import HypothesisVerdict
 from rankscope.studies.questions.summaries import spread_of_logs
 
 THRESHOLD = 0.1  # Tokens that share nine tenths of their length count as the same
+NEAR = 0.1  # Decades: stacks that end nearer to the threshold are not told from one another by it
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class StackFall:
     def collapsed(self) -> bool:
         """True if tokens count as the same after the last layer, in the median over seeds."""
         return self.end < math.log10(THRESHOLD)
+
+    @property
+    def near(self) -> bool:
+        """True if the median over seeds is so near to the threshold that the side it lies on says little."""
+        return abs(self.end - math.log10(THRESHOLD)) < NEAR
 
     @property
     def text(self) -> str:

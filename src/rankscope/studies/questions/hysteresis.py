@@ -29,7 +29,7 @@ from rankscope.forecasts.layers import by_layer
 from rankscope.forecasts.plan import Plan
 from rankscope.lab import Initialisation, Recipe
 from rankscope.lab.tasks import NextCharacter
-from rankscope.studies.questions.question import LATER, HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.question import LATER, HypothesisVerdict, Question, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread
 from rankscope.studies.study import PageTable, Setup
 
@@ -551,4 +551,9 @@ QUESTION = Question(
     caption="Solid, pointing left: skips fall; dashed, pointing right: they rise again. One line for each seed. "
             "Dotted: beyond it a network has collapsed. Readings while the weight is held lie at 0.005 and at 1. Grey "
             "band: weights at which collapse was published.",
+    changed=RuleChange(
+        "A reading that rounding may have decided counts as those beside it, and a ratio that an end of the "
+        "ramp decided tells nothing.",
+        {5: False},
+    ),
 )  # fmt: skip

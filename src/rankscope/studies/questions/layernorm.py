@@ -51,7 +51,7 @@ from rankscope.studies.questions.norm_experiments import (
     stable_rows,
     trained_rows,
 )
-from rankscope.studies.questions.question import LATER, HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.question import LATER, HypothesisVerdict, Question, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 from rankscope.studies.wu2024.networks import DROPOUT, MASKS
@@ -626,4 +626,9 @@ QUESTION = Question(
     caption="Medians and ranges over seeds; grey: medians by mask, with LayerNorm and dropout. Each mark of the lower "
             "panels is one draw or one trained network, with dropout in training or without; values below 1e-16 are "
             f"drawn there, marks of trained networks are moved sideways by up to {MOVED:g}, to be seen apart.",
+    changed=RuleChange(
+        "A draw that is apart at the last layer refutes the third hypothesis only where half of the draws of "
+        "its case are (before: one did).",
+        {3: False},
+    ),
 )  # fmt: skip

@@ -30,7 +30,7 @@ from rankscope.paths import path_counts
 from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.length_trainings import MARKS, Arm, LengthSizes, arms, trained
 from rankscope.studies.questions.path_networks import CHANCE, TITLES, TOLD, attention_gains, even_attention, judged
-from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.question import HypothesisVerdict, Question, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
@@ -564,5 +564,10 @@ QUESTION = Question(
         "shares of the norms of all. Reading each token alone is length 0; ≤ the largest length, and ≥ 0, is the whole "
         "network. Where “trained whole, read at k” jumps between two errors that add up to 1 (on hull), the head says "
         "one of two classes always: sums of successive lengths have opposite signs."
+    ),
+    changed=RuleChange(
+        "A comparison with centred attention, or without skips, tells nothing where such networks hardly "
+        "learn.",
+        {4: False, 7: False},
     ),
 )  # fmt: skip

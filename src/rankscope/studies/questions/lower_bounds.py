@@ -33,7 +33,7 @@ from rankscope.studies.questions.bound_networks import (
 )
 from rankscope.studies.questions.bound_terms import PARTS, RUNGS, TERMS
 from rankscope.studies.questions.norm_experiments import HELD
-from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.question import HypothesisVerdict, Question, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.summaries import spread, spread_of_logs
 from rankscope.studies.study import PageTable, Setup
 
@@ -634,8 +634,9 @@ QUESTION = Question(
         "of weights bound c by Σ‖(1 − 11ᵀ/n) P‖₂ ‖W_V W_O‖₂ or Lip ‖W₁‖₂ ‖W₂‖₂, times max gain / min sd of a norm "
         "before: a rival that is told more (patterns, lengths) than any bound from weights alone can know. All three "
         "take a norm after the sum as measured.\n\nThe size and direction bounds measure c and a on the input itself. "
-        "They explain why tokens differ there and say nothing about other inputs; the pass that gives c and a gives "
-        "relative mu itself. Without a skip (w = 0) `certify` has "
+        "The pass that gives c and a gives relative mu itself: a bound from them is "
+        "no independent account of why tokens differ, but tells which part of what a branch adds they owe it to; it "
+        "says nothing about other inputs. Without a skip (w = 0) `certify` has "
         "no bound by direction; |a| n is then multiplied here.\n\nModels at hand are read on "
         "texts of their own kind, and with fresh weights (N(0, 0.02)) on the same tokens. Each change is "
         "trained at every learning rate and judged at the cheapest that proves every seed, or at its best "
@@ -651,4 +652,9 @@ QUESTION = Question(
             "not learn are left out, but for kinds of which none did. Fourth panel: the least bound of all seeds, each "
             "change at its cheapest rate that proves them all, else at the rate of the lowest loss; open marks: "
             "shallower networks.",
+    changed=RuleChange(
+        "The price of a proof is that of the cheapest change and rate that prove every seed (before: of each "
+        "change at the rate of the lowest loss, which made the cheapest one weight decay 10, post-norm, at "
+        "0.69 nats).",
+    ),
 )  # fmt: skip

@@ -31,7 +31,7 @@ from rankscope.studies.dong2021.fig4 import PublishedSort
 from rankscope.studies.questions.drawing import seed_band, title_panel
 from rankscope.studies.questions.path_networks import held_out_samples, judged
 from rankscope.studies.questions.path_sets import LEVEL, OWN, SHARED, evaluated_lengths, evaluated_sets
-from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.question import HypothesisVerdict, Question, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.set_results import (
     BESIDE,
     EQUAL,
@@ -620,4 +620,9 @@ QUESTION = Question(
     caption="Lines: medians over networks, bands: their range; dots: every network. Accuracy by "
     "length: trained head unless refitted; numbers, a sixth or all of the paths of a length. *The same before "
     "training*: all paths, shared attention, refitted beside the token. Pale bars: the reader guesses.",
+    changed=RuleChange(
+        "An order of lengths is judged where three are above a guess (before: two, of which either order was "
+        "large enough).",
+        {1: True, 4: True},
+    ),
 )  # fmt: skip

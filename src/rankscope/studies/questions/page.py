@@ -25,9 +25,9 @@ from rankscope.files import atomic, write_text
 from rankscope.runs import tables as parquet
 from rankscope.runs.manifest import begun
 from rankscope.runs.store import document
-from rankscope.studies.questions.question import LATER, VERDICTS, Question
+from rankscope.studies.questions.question import LATER, VERDICTS, Question, RuleChange
 from rankscope.studies.questions.summary import NAME as SUMMARY
-from rankscope.studies.questions.summary import AnsweredQuestion, summary_page
+from rankscope.studies.questions.summary import AnsweredQuestion, changed_text, summary_page
 from rankscope.studies.study import PageTable, Setup, StudyResult
 
 KEPT = "kept.json"
@@ -36,8 +36,10 @@ MOST_SHOWN = 8  # Entries of one size that a page lists; `kept.json` has all
 INTRODUCTION = (
     "Questions that the papers left open, each answered by an experiment that one command runs again. Every page has "
     "the answer in one sentence, the figure, the evidence with its spread over seeds, what was expected beforehand, "
-    "and what would change the answer. Pages are written by `rankscope study all --pages docs/studies`, from the data "
-    "beside them."
+    "and what would change the answer. Brackets give the least and the largest of the seeds that were run, mostly 3 to "
+    "5: they are no confidence intervals. Rules that were changed once a page's full run had been seen are named on "
+    "the page, and in the [summary](summary.md), with the verdicts of the rules before. Pages are written by "
+    "`rankscope study all --pages docs/studies`, from the data beside them."
 )
 
 
@@ -178,11 +180,15 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     later = any(hypothesis.startswith(LATER) for hypothesis in question.hypotheses)
     header = f"expected, before the run unless it begins with '{LATER}'" if later else "expected before the run"
     header += " (what was changed since is under Method)" if any("Changed" in note for note in result.notes) else ""
-    expected = PageTable(
-        "", [header, "what came", ""],
-        [[entry.what, entry.ours, entry.verdict or VERDICTS[entry.agrees]] for entry in result.comparisons],
-    )  # fmt: skip
-    lines += ["## What we expected, and what came", "", *expected.markdown, "", "## Evidence", ""]
+    changed = question.changed if kept["full"] else None
+    expected = PageTable("", [header, "what came", ""], [
+        [entry.what, entry.ours, (entry.verdict or VERDICTS[entry.agrees]) + _by_earlier_rules(changed, number)]
+        for number, entry in enumerate(result.comparisons, 1)
+    ])  # fmt: skip
+    lines += ["## What we expected, and what came", "", *expected.markdown, ""]
+    if changed:
+        lines += [f"**Rules were changed once this page's full run had been seen.** {changed_text(changed)}", ""]
+    lines += [_brackets(sizes), "", "## Evidence", ""]
     for shown in result.page_tables:
         lines += [f"**{shown.title}**", "", *shown.markdown, ""] + ([shown.note, ""] if shown.note else [])
     lines += ["## Method", "", question.method.strip(), "", *_sizes_table(question, sizes).markdown, ""]
@@ -196,6 +202,22 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
         f"`rankscope study --redraw --pages docs/studies` writes the page from them. Made with {versions}."
     ]
     return "\n".join(lines) + "\n"
+
+
+def _by_earlier_rules(changed: RuleChange | None, number: int) -> str:
+    """What a verdict was by the rules before they were changed, where it was another one."""
+    return f" (by the rule before: {VERDICTS[changed.before[number]]})" if changed and number in changed.before else ""
+
+
+def _brackets(sizes: Any) -> str:
+    """What the ranges of a page are, and what they are not."""
+    seeds = {entry.name: getattr(sizes, entry.name) for entry in fields(sizes) if entry.name.endswith("seeds")}
+    ran = ", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in seeds.items())
+    of = f"seeds that were run ({ran})" if ran else "what was run"
+    return (
+        f"A number with two others in round brackets is a median with the least and the largest of all {of}. That is "
+        "no confidence interval: another seed falls outside the range of 3 in one of two cases, of 5 in one of three."
+    )
 
 
 def _size(question: Question, sizes: Any, kept: dict[str, Any]) -> str:

@@ -18,6 +18,9 @@ candidate) is said in the notes of the answer, in a sentence with the word "Chan
 hypothesis made on a run's data is judged by another run, and begins with `LATER`: the page and the summary tell it from
 the others by that.
 
+What was changed once the full run of a page had been seen is a `RuleChange` of the question, with the verdicts that
+the rules before it gave on the same data.
+
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add
 a question: write its file, and add one line to `__init__.py` and its name to `cli/study.py`.
 """
@@ -57,6 +60,15 @@ class StudyAnswer:
 
 
 @dataclass(frozen=True)
+class RuleChange:
+    """Rules that were changed once the full run that a page shows had been seen: the weakest kind of evidence."""
+
+    what: str  # A sentence
+    before: Mapping[int, bool] = field(default_factory=dict)
+    """By the rules before, on the same data: verdicts of the hypotheses, numbered from 1, that have another one now."""
+
+
+@dataclass(frozen=True)
 class Question:
     """A question, what was expected of it, how it is measured, and how tables become its answer."""
 
@@ -74,6 +86,7 @@ class Question:
     seconds: float = 60.0  # What the quick size takes on one core, roughly
     caption: str = ""  # Below the figure: what its axes, bands and marks are
     keep: Sequence[str] = field(default_factory=tuple)  # Tables to keep beside the page; all if empty
+    changed: RuleChange | None = None  # After the full run was seen
 
     def sizes(self, full: bool) -> Any:
         """The sizes of a full or a quick run."""

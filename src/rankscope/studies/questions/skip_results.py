@@ -91,6 +91,7 @@ class SkipPrice:
     rival: float  # The weight of the others' skips
     failed: list[str]  # Which of the usual size have not learnt, where there is nothing to compare
     ratios: dict[str, dict[int, list[float]]]
+    unequal: bool = False  # Some pair had different learning rates, which move what is tolerated as well
 
     @property
     def word(self) -> str:
@@ -128,6 +129,7 @@ class SkipPrice:
         first, *on_other_places = self.ranges({"embedding": "", "inputs": SIDES["inputs"]})
         against = f" against {SKIPS[self.rival]}" if self.rival else "" if later else " times the embedding noise"
         by_size = " over MLP sizes" if not later and len(self.ratios["embedding"]) > 1 else ""
+        by_size = ", at other rates" if not later and self.unequal else by_size
         return f"{lead} ({', '.join([first + against + by_size, *on_other_places])})"
 
     @property
@@ -152,5 +154,6 @@ def skip_price(results: PriceResults, task: str) -> SkipPrice:
             for place in SIDES:
                 numbers = {m: results.against(task, a, b, f"tolerance {place}") for m, a, b in compared}
                 ratios[place] = {m: by_seed for m, by_seed in numbers.items() if by_seed}
-            return SkipPrice(task, rival, failed, ratios)
+            unequal = any(results.rates(task, a) != results.rates(task, b) for _, a, b in compared)
+            return SkipPrice(task, rival, failed, ratios, unequal)
     return SkipPrice(task, 0.0, failed, {place: {} for place in SIDES})

@@ -49,6 +49,20 @@ def unanimous(outcomes: Collection[bool]) -> bool | None:
     return distinct.pop() if len(distinct) == 1 else None
 
 
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of several p-values are small by Holm's correction: the chance that any is so by chance is below `level`.
+
+    >>> holm([0.04, 0.01, 0.03]), holm([0.04, 0.01, 0.02])
+    ([False, True, False], [True, True, True])
+    """
+    small = [False] * len(p_values)
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > level / (len(p_values) - rank):
+            break
+        small[index] = True
+    return small
+
+
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Spearman's rank correlation; NaN where one of the two does not vary, or there are fewer than three pairs.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.studies.questions.question import LATER, VERDICTS, Question
+from rankscope.studies.questions.question import LATER, VERDICTS, Question, RuleChange
 from rankscope.studies.study import PageTable, StudyResult
 
 NAME = "summary"
@@ -32,9 +32,20 @@ REVIEW = (  # (question, reply)
     ("How many hypotheses failed?", "{failed} of {judged} that could be judged; all of them are listed below."),
     (
         "Are differences larger than chance?",
-        "Most numbers are medians with their range over seeds; tables of tuned rates have none. 'Holds' mostly means "
-        "with every seed; where a run is too small, the verdict is 'cannot be told'. No correction is made for the "
-        "number of hypotheses: read a single one accordingly.",
+        "Most numbers are medians with their range over seeds, which is no interval; tables of tuned rates have none. "
+        "'Holds' mostly means with every seed; where a run is too small, the verdict is 'cannot be told'. Few "
+        "hypotheses have a p-value: those of does-it-pay, corrected by Holm's method on its page, and those of "
+        "using-paths, whose level is divided by all its comparisons. The others have no correction. A hypothesis that "
+        "asks of 3, 4 or 5 seeds only that all lie on one side holds by chance once in 8, 16 or 32: of the {judged} "
+        "that were judged, {by_3:.0f}, {by_4:.0f} or {by_5:.0f} would hold with nothing to find. {held} do, and most "
+        "ask for more than a side; but a single one that just holds is weak evidence.",
+    ),
+    (
+        "Were rules changed after the numbers were in?",
+        "In {changed} of {studies} studies, once the full run of the page had been seen; a table below says which, "
+        "with the verdicts that the code before the run gives on the same data: {moved} of {written} were others. By "
+        "those rules {held_before} hold, {failed_before} do not and {untold_before} cannot be told, in place of "
+        "{held}, {failed} and {untold}.",
     ),
     (
         "Are the networks too small to matter?",
@@ -71,6 +82,11 @@ class AnsweredQuestion:
     kept: dict[str, Any]  # What `kept.json` holds of the run
     figures: Sequence[str]  # Files of the figures, relative to the page
 
+    @property
+    def changed(self) -> RuleChange | None:
+        """The rules that were changed once the full run had been seen, if the page shows that run."""
+        return self.question.changed if self.kept["full"] else None
+
 
 def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     """The page of all answered questions, in Markdown.
@@ -81,8 +97,17 @@ def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     verdicts = [comparison.agrees for entry in answered for comparison in entry.result.comparisons]
     judged = [agrees for agrees in verdicts if agrees is not None]
     later = sum(comparison.what.startswith(LATER) for entry in answered for comparison in entry.result.comparisons)
-    counts = {"failed": judged.count(False), "judged": len(judged)}
-    counts |= {"written": len(verdicts), "before": len(verdicts) - later}
+    changes = [entry.changed for entry in answered if entry.changed]
+    earlier = [
+        entry.changed.before.get(k, comparison.agrees) if entry.changed else comparison.agrees
+        for entry in answered
+        for k, comparison in enumerate(entry.result.comparisons, 1)
+    ]
+    counts: dict[str, float] = {"failed": judged.count(False), "held": judged.count(True), "judged": len(judged)}
+    counts |= {"written": len(verdicts), "before": len(verdicts) - later, "untold": verdicts.count(None)}
+    counts |= {"changed": len(changes), "studies": len(answered), "moved": sum(len(each.before) for each in changes)}
+    counts |= {"held_before": earlier.count(True), "failed_before": earlier.count(False)}
+    counts |= {"untold_before": earlier.count(None)} | {f"by_{n}": len(judged) / 2**n for n in (3, 4, 5)}
     quick = sum(not entry.kept["full"] for entry in answered)
     lines = [
         f"# {TITLE}", "",
@@ -100,6 +125,8 @@ def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     lines += ["## What a reviewer would ask", ""]
     for question, reply in REVIEW:
         lines += [f"**{question}** {reply.format_map(counts)}", ""]
+    if changes:
+        lines += ["## Rules that were changed after the full run", "", *_changes(answered).markdown, ""]
     lines += ["## Hypotheses that do not hold", "", *_failed(answered).markdown, ""]
     lines += ["## Commands", "", "```sh", *(entry.kept["command"] for entry in answered), "```", ""]
     return "\n".join(lines)
@@ -114,6 +141,22 @@ def _answers(answered: Sequence[AnsweredQuestion]) -> PageTable:
         size = "full" if entry.kept["full"] else "quick"
         rows.append([f"[{entry.question.title}]({entry.question.name}.md)", entry.result.summary, counts, size])
     return PageTable("", ["question", "answer", "hypotheses: hold / do not / cannot be told", "size"], rows)
+
+
+def changed_text(changed: RuleChange) -> str:
+    """What was changed, and which verdicts the rules before gave on the same data."""
+    verdicts = ", ".join(f"hypothesis {number} {VERDICTS[holds]}" for number, holds in changed.before.items())
+    return f"{changed.what} By the rules before, {verdicts or 'every verdict is the same'}."
+
+
+def _changes(answered: Sequence[AnsweredQuestion]) -> PageTable:
+    """What was changed once a full run had been seen, study by study."""
+    rows = [
+        [f"[{entry.question.name}]({entry.question.name}.md)", changed_text(entry.changed)]
+        for entry in answered
+        if entry.changed
+    ]
+    return PageTable("", ["study", "what was changed"], rows)
 
 
 def _failed(answered: Sequence[AnsweredQuestion]) -> PageTable:

@@ -25,7 +25,7 @@ import polars as pl
 from rankscope.lab.trial import TrialSizes
 from rankscope.studies.questions import shape_trainings as shape
 from rankscope.studies.questions.drawing import seed_band, title_panel
-from rankscope.studies.questions.question import HypothesisVerdict, Question, StudyAnswer, Tables
+from rankscope.studies.questions.question import HypothesisVerdict, Question, RuleChange, StudyAnswer, Tables
 from rankscope.studies.questions.shape_trainings import FAMILIES, HEADS, ShapeSizes, shapes
 from rankscope.studies.questions.summaries import rank_correlation, spread, spread_of_logs, unanimous
 from rankscope.studies.study import PageTable, Setup
@@ -433,4 +433,8 @@ QUESTION = Question(
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=300.0,
     caption="Medians over seeds, bands: their range. Grey: a guess by frequency, and the slope of the bound's 1/√d.",
+    changed=RuleChange(
+        "Whether width slows collapse is said by relative residuals: by the constant c, as before, the answer "
+        "was that width slows it.",
+    ),
 )  # fmt: skip
