@@ -4,8 +4,6 @@ import sys
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.show import console, machine, progress, say, titled
@@ -24,9 +22,9 @@ def masks(
     specs: Annotated[
         list[str] | None, opt.argument("MASK", "graphs", names.MASKS, show_default="one of each kind")
     ] = None,
-    tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
+    tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens of the graphs.", min=1, max=4096)] = 16,
     picture: Annotated[
-        bool, typer.Option("--picture", metavar=" ", help="Draw each mask: rows attend to columns.")
+        bool, opt.option(opt.RESULT, " ", "Draw each mask: rows attend to columns.", (), "--picture")
     ] = False,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
@@ -66,7 +64,7 @@ def drawing(M: "Tensor") -> str:
 
 
 def metrics(
-    name: Annotated[str | None, opt.argument("[NAME]", "metric", names.METRICS)] = None,
+    name: Annotated[str | None, opt.argument("NAME", "metric", names.METRICS)] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
