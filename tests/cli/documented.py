@@ -50,7 +50,7 @@ def fault(shape: str, value: Any) -> str | None:
         return None
     if not isinstance(value, dict):
         return f"{shape} is no table: {value!r:.80}"
-    named = dict((each.split(": ", 1) + [""])[:2] for each in entries(inner))
+    named = dict([*each.split(": ", 1), ""][:2] for each in entries(inner))
     more = named.pop("...", None) is not None
     missing, unsaid = set(named) - set(value), set() if more else set(value) - set(named)
     if missing or unsaid:

@@ -32,7 +32,7 @@ def test_models_lists_every_family_with_its_parity() -> None:
 
 @pytest.mark.slow
 def test_models_are_printed_as_they_are_measured() -> None:
-    """Into a pipe too: whoever reads the first family and leaves ends the command, which has not measured the others."""
+    """Into a pipe too: a reader that leaves after the first family ends the command before it measures the others."""
     with subprocess.Popen([*COMMAND, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listing:
         assert listing.stdout is not None and listing.stderr is not None
         assert any(line.split()[:2] == ["bert", "bert"] for line in listing.stdout)

@@ -183,7 +183,7 @@ def test_printed_certificates_say_what_is_proved_and_every_reason_whole(net: Tra
     unwrapped = " ".join(printed.split())
     weakest = []
     for name in set(found.theorems) - {"exact-factors"}:
-        rows = [row for row in found.of(name).filter(layer=4).iter_rows(named=True)]
+        rows = found.of(name).filter(layer=4).to_dicts()
         says = all(row["met"] and not row["vacuous"] and not row["below_floor"] for row in rows)
         if says and rows[0]["quantity"] == {"largest distance": "diameter", "‖res X‖F": "mu"}[quantity]:
             bounds = [row["log10_bound"] for row in rows]
