@@ -323,12 +323,12 @@ def test_a_model_of_which_no_process_has_all_weights_is_known(kind: str, tmp_pat
     if kind == "wrapped":
         model = nn.Sequential(FullyShardedDataParallel(model))
     if kind == "zero":
-        model[1].weight.ds_id = 7  # type: ignore[index,union-attr]
+        model[1].weight.ds_id = 7  # type: ignore[index]
     if kind == "dtensor":
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
         try:
             weight = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
-            model[1].weight = nn.Parameter(weight)  # type: ignore[index,union-attr]
+            model[1].weight = nn.Parameter(weight)  # type: ignore[index]
             assert torch.equal(full_tensor(weight), torch.ones(2, 2))
         finally:
             dist.destroy_process_group()
