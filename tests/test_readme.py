@@ -1,9 +1,12 @@
 """README and docs are true: their Python runs, and their commands are commands."""
 
+import builtins
 import re
 import shlex
 import subprocess
+import symtable
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,21 @@ QUICK = {"start.md"}
 
 
 def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(rf"```(?:{language})\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("readme", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_python_of_the_readme_and_docs_runs(readme: bool, tmp_path: Path) -> None:
     """README and first page in one process, the others in another, each page with names of its own.
 
-    What a page of the docs takes as given is there: for models.md a model in memory, its tokenizer and the
-    folder that it names; an id on the hub needs a network and is left out."""
+    The folder that pages call `path/to/model` is there; an id on the hub needs a network and is left out."""
     pages = {str(page.relative_to(ROOT / "docs")): blocks("python", page) for page in PAGES}
     with_python = {page for page, code in pages.items() if code}
     assert with_python >= {*QUICK, "models.md", "do/measure.md"}
     code = ["exec({!r}, {{}})".format("\n".join(blocks("python"))), GIVEN] if readme else [GIVEN]
     for page in sorted(with_python & QUICK if readme else with_python - QUICK):
         lines = [line for line in "\n".join(pages[page]).splitlines() if "google-bert/" not in line]
-        code.append(f"exec({chr(10).join(lines)!r}, dict(given))")
+        code.append(f"exec({chr(10).join(lines)!r}, {{}})")
     # x-transformers uses what torch has deprecated
     errors = ["-W", "error", "-W", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"]
     done = subprocess.run([sys.executable, *errors, "-c", "\n".join(code)], cwd=tmp_path, timeout=900)
@@ -43,13 +45,42 @@ GIVEN = """
 from rankscope import load
 from transformers import BertConfig, BertModel
 
-tokenizer = load("minilm").origin.tokenizer
 small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-model = BertModel(BertConfig(**small))
-model.save_pretrained("path/to/model")
-tokenizer.save_pretrained("path/to/model")
-given = {"model": model, "tokenizer": tokenizer}
+BertModel(BertConfig(**small)).save_pretrained("path/to/model")
+load("minilm").origin.tokenizer.save_pretrained("path/to/model")
 """
+OF_THE_READERS_LOOP = {
+    "accelerator", "get_batch", "gradient_accumulation_steps", "max_iters", "out_dir",  # Accelerate, nanoGPT
+    "ColwiseParallel", "fully_shard", "mesh", "parallelize_module", "plan", "tokens",  # torchtitan
+    "PipelineStage", "device", "loader", "num_stages", "part", "schedule", "stage_index",
+}  # fmt: skip
+"""Names of fragments (`py`, not `python`), which stand in a loop that the page names."""
+
+
+def undefined(code: str, known: set[str]) -> set[str]:
+    """Names that `code` reads and neither makes nor knows; what it makes is added to `known`."""
+    tables = [symtable.symtable(code, "page", "exec")]
+    read: set[str] = set()
+    for table in tables:
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        known |= {each.get_name() for each in table.get_symbols() if top and (each.is_assigned() or each.is_imported())}
+        read |= {each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())}
+    return read - known - set(dir(builtins))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_snippets_make_every_name_that_they_use(page: Path) -> None:
+    """A reader who copies a page from its top needs nothing else; fragments may use what the reader's loop has."""
+    known: set[str] = set()
+    for language, code in re.findall(r"```(py|python)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        assert undefined(code, known) <= (OF_THE_READERS_LOOP if language == "py" else set()), code
+
+
+def test_names_that_nothing_makes_are_found() -> None:
+    code = "from a import b\ndef f(x):\n    return x + c + b\n[y for y in d]\nprint(f)"
+    known = {"d"}
+    assert undefined(code, known) == {"c"} and known == {"b", "d", "f"}
 
 
 def test_the_readme_counts_metrics_and_families_rightly() -> None:
@@ -60,19 +91,68 @@ def test_the_readme_counts_metrics_and_families_rightly() -> None:
     assert f"routing, {len(METRICS)} in all" in text and f"[{len(FAMILIES)} families]" in text
 
 
-def test_the_commands_of_the_readme_and_docs_are_understood() -> None:
+OF_THE_READER = {
+    "path/to/model", "my_model/", "notes.txt", "corpus/", "history.csv", "outputs/mine", "lightning_logs/version_0",
+    "lightning_logs/version_0/checkpoints", "runs/mine", "runs/other", "runs/a", "runs/b",
+}  # fmt: skip
+"""Files and folders whose names say that the reader has them: a model, texts, a table, trainings."""
+
+
+def shell_lines(block: str) -> list[str]:
+    return block.replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
+def test_shell_blocks_need_no_bash_and_name_no_file_that_is_not_there(page: Path) -> None:
+    """A file is there if the page shows it (a block of its kind after its name), an earlier line writes it, or a
+    monitor on the page does."""
+    text = page.read_text(encoding="utf-8")
+    made = OF_THE_READER | set(re.findall(r'run="([^"]+)"', text))
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL):
+        before = text[: text.index(block)].rsplit("```", 1)[0]
+        made |= {name for name in re.findall(r"`([\w-]+\.\w+)`", before[-200:]) if name.endswith(f".{language}")}
+        if language != "sh":
+            continue
+        assert subprocess.run(["sh", "-n"], input=block, text=True, capture_output=True).returncode == 0
+        for line in shell_lines(block):
+            words = shlex.split(line, comments=True)
+            assert not re.search(r"\{[^ ]*,[^ ]*\}|<\(|\[\[|&>|\$'", " ".join(words)), line
+            after = dict(zip(words[1:], words, strict=False))
+            for word in words if words[:1] != ["pip"] else []:
+                path = word.partition(":")[0]
+                if "/" in path or re.search(r"\.(toml|json|jsonl|csv|txt)$", path):
+                    if after.get(word) in ("-o", "register", "train"):
+                        made.add(path)
+                    shipped = path.startswith(("digit-vit/", "moby-gpt/"))
+                    assert path in made or shipped, f"{page.name}: where does {path} come from? {line}"
+
+
+def test_the_commands_of_the_readme_and_docs_are_understood(tmp_path: Path) -> None:
+    """By the application: every option, with a value of its type, and every argument."""
     from typer.main import get_command
 
     from rankscope.cli import app
+    from tests.cli.running import inside
 
     known: Any = get_command(app)
     shown = [block for page in [ROOT / "README.md", *PAGES] for block in blocks("sh", page)]
-    commands = [line for block in shown for line in block.splitlines() if re.match(r"rankscope \w", line)]
-    assert len(commands) >= 4
-    for line in commands:
-        _, command, *arguments = shlex.split(line, comments=True)
-        options = {name for parameter in known.commands[command].params for name in parameter.opts}
-        assert {argument for argument in arguments if argument.startswith("-")} <= options
+    commands = [line for block in shown for line in shell_lines(block) if re.match(r"rankscope \w", line)]
+    assert len(commands) >= 40
+    for name in OF_THE_READER:
+        place = tmp_path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("text") if place.suffix else place.mkdir(exist_ok=True)
+    with inside(tmp_path):
+        for line in commands:
+            _, command, *arguments = shlex.split(line, comments=True)
+            known.commands[command].make_context(command, arguments)
+
+
+def test_the_studies_that_pages_show_have_cells() -> None:
+    from rankscope.engine.spec import spec_of
+
+    shown = [block for page in PAGES for block in blocks("toml", page)]
+    assert len(shown) >= 3 and all(len(spec_of(tomllib.loads(block)).cells) > 10 for block in shown)
 
 
 def test_the_make_targets_of_the_readme_exist() -> None:

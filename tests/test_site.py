@@ -20,6 +20,7 @@ from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remed
 from sitegen.formulas import tex
 from sitegen.markdown import formulas, page_formulas
 from sitegen.markdown import table as markdown_table
+from tests.cli.documented import section, shapes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -64,6 +65,27 @@ def test_every_option_remedy_and_column_has_its_row() -> None:
         assert all(f"`{each.opts[0]}`" in shown for each in options if not each.hidden)
     assert [line.split("`")[1].split(":")[0] for line in remedies.page().splitlines()[2:]] == list(REMEDIES)
     assert all(tables.meaning(column) for columns in tables.schemas().values() for column in columns)
+
+
+def test_the_page_of_the_command_line_has_every_command_option_and_shape() -> None:
+    """Options that several commands have, with these commands; `tests/cli/running.py` holds answers to their shapes."""
+    known = commands.commands()
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert [name for name in known if f"| `rankscope {name}" not in page.partition("\n## ")[0]] == []
+    has: dict[str, set[str]] = {}
+    for name, command in known.items():
+        for each in command.params:
+            for option in (*each.opts, *each.secondary_opts):
+                if option.startswith("-"):
+                    has.setdefault(option, set()).add(name)
+    shown: dict[str, set[str]] = {}
+    for _, options, _, of in section("Options, the same everywhere"):
+        named = set(re.findall(r"[\w]+", of.removeprefix("all but")))
+        named = set(known) if of == "all" else set(known) - named if of.startswith("all but") else named
+        shown |= dict.fromkeys(re.findall(r"`(--?[\w-]+)`", options), named)
+    assert {name: of for name, of in shown.items() if has.get(name) != of} == {}
+    assert {name for name, of in has.items() if len(of) > 1} <= set(shown)
+    assert set(shapes()) == {name for name in known if name in has["--json"]} and all(shapes().values())
 
 
 def test_every_error_has_a_cause_and_a_cure() -> None:

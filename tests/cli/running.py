@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rankscope.cli import app
+from tests.cli.documented import must_be_documented
 
 COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()"]
 SMALL = ["bert-tiny", "--tokens", "8", "--samples", "2"]
@@ -32,7 +33,10 @@ def rankscope(*arguments: str, cwd: Path | None = None, text: str | None = None)
         patch.setattr(sys, "argv", ["rankscope", *arguments])
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
             app(list(arguments), prog_name="rankscope")
-    return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
+    done = Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
+    if "--json" in arguments and done.code == 0:
+        must_be_documented(arguments[0], json.loads(done.out))
+    return done
 
 
 @contextmanager

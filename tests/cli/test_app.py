@@ -1,6 +1,7 @@
 """One voice: every command has the same options, answers in the same forms and ends in the same ways."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,31 @@ def test_every_command_has_the_options_that_make_sense_for_it() -> None:
                 "--samples", "--tokens", "-o", "--output"} <= has[name], name  # fmt: skip
     for name in ("measure", "compare", "paths", "reproduce"):  # theory is computed on the CPU
         assert "--device" in has[name]
+
+
+def test_every_option_stands_under_one_heading_that_fits() -> None:
+    """Nothing of a training under "Text", nothing of the machine under "Network", nothing without a heading."""
+    panels: dict[str, set[str]] = {}
+    for command in commands().values():
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.name != "help":
+                given = parameter.rich_help_panel
+                panels.setdefault(parameter.opts[-1], set()).add(given if isinstance(given, str) else "None")
+    assert {name: found for name, found in panels.items() if len(found) != 1 or "None" in found} == {}
+    headings = set().union(*panels.values())
+    under = {heading: {name for name, found in panels.items() if heading in found} for heading in headings}
+    assert {"--steps", "--lr", "--task", "--train", "--depths"} <= under["Training"]
+    assert {"--device", "--stream", "--on", "--workers", "--threads", "--batch"} <= under["Where it runs"]
+    assert under["Text"] == {"--text", "--split", "--field", "--samples", "--tokens", "--scale"}
+
+
+def test_help_says_what_san_is_and_describes_a_model_once() -> None:
+    for name, command in commands().items():
+        for parameter in command.params:
+            if re.search(r"\bsan\b", parameter.help or ""):
+                assert "attention alone" in str(parameter.help), f"{name} {parameter.opts[0]}"
+        if any(parameter.name == "model" for parameter in command.params):
+            assert "MODEL is" not in command.help, f"{name}: its argument says what MODEL is"
 
 
 def test_every_help_is_one_line_and_fits() -> None:

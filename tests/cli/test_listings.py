@@ -1,6 +1,7 @@
 """`rankscope masks`, `metrics` and `models`."""
 
 import json
+import subprocess
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from rankscope.metrics import METRICS
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.families.bloom import Bloom
 from rankscope.sources.families.llama import Llama
-from tests.cli.running import answered, printed, rankscope
+from tests.cli.running import COMMAND, answered, printed, rankscope
 
 SMALL = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
@@ -27,6 +28,16 @@ def test_models_lists_every_family_with_its_parity() -> None:
     answer = answered("models")
     assert {row["family"] for row in answer["families"]} == set(FAMILIES)
     assert all(max(row["states"], row["attention"]) < 1e-12 for row in answer["families"])
+
+
+@pytest.mark.slow
+def test_models_are_printed_as_they_are_measured() -> None:
+    """Into a pipe too: a reader that leaves after the first family ends the command before it measures the others."""
+    with subprocess.Popen([*COMMAND, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listing:
+        assert listing.stdout is not None and listing.stderr is not None
+        assert any(line.split()[:2] == ["bert", "bert"] for line in listing.stdout)
+        listing.stdout.close()
+        assert listing.wait(timeout=300) == 141 and listing.stderr.read() == ""
 
 
 def test_a_family_that_fails_is_listed_with_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """A token that is zero but for rounding, through a norm of two entries: its sign is not read."""
 
+from itertools import permutations
+
 import mpmath as mp
 import pytest
 import torch
@@ -72,6 +74,16 @@ def test_the_sign_of_a_query_or_key_that_is_rounding_is_marked(part: str, confir
         exact = log10_residual(Network(net).states(X[0])[1])
     assert not after["below_floor"].any()
     assert profile.curve("residual", "log10")[0, 1].item() == pytest.approx(float(exact), abs=1e-12)
+
+
+def test_signs_that_two_passes_share_by_chance_are_marked_too() -> None:
+    """Of the sums of these twelve columns that are nothing but rounding, whatever the order of their terms."""
+    X = torch.tensor([[[1.0, 1.0, 1.0], [2.0, -1.0, 0.5], [0.3, 1.0, -1.0]]], dtype=torch.float64)
+    for factor in (1.0, 3.0):
+        for column in permutations([0.1, 0.2, -0.3]):
+            net = _narrow(0.0, query=[factor * weight for weight in column])
+            table = measure(net, X, metrics=["residual", "entropy"]).table
+            assert table.filter(table["layer"] == 1)["below_floor"].all(), column
 
 
 def test_signs_of_queries_that_are_plain_are_read() -> None:

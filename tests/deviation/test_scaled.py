@@ -47,6 +47,12 @@ def test_zero_has_the_lowest_scale_and_adds_nothing() -> None:
     assert float(zero.explicit()) == 0.0
 
 
+def test_the_log_of_the_size_is_that_of_the_largest_entry_with_its_scale() -> None:
+    value = torch.tensor([[1e-3, -40.0], [0.0, 0.0], [1e-200, 0.0]], dtype=torch.float64)
+    found = Scaled(value, torch.tensor([-7000.0, 3.0, 5.0], dtype=torch.float64)).log_size().tolist()
+    assert found == pytest.approx([-7000.0 + math.log(40.0), LOWEST, 5.0 + math.log(1e-200)], rel=1e-14)
+
+
 def test_scales_beyond_the_range_are_cut_off_only_where_numbers_are_asked_for() -> None:
     tiny, huge = scaled(1.0, -5000.0), scaled(1.0, 5000.0)
     assert float(tiny.explicit()) == 0.0

@@ -49,6 +49,17 @@ def test_rows_say_what_the_matrix_says(kind: str, at_once: int) -> None:
     assert rows.gap_by_head(lazily).item() == pytest.approx(first - second, rel=1e-11)
 
 
+@pytest.mark.parametrize("n", [24, 41])
+def test_the_farthest_rows_are_found_wherever_they_lie_among_the_blocks(n: int) -> None:
+    """Also in the later of two blocks above the row of the earlier one, of patterns where a walk does not meet them."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        P = torch.randn(1, 1, n, n, dtype=torch.float64).softmax(-1)
+        lazily = PatternRows.of(P, torch.ones(1, 1, n, dtype=torch.bool), 8 * n * 8)
+        farthest = float(torch.cdist(P[0, 0], P[0, 0], p=1.0).max() / 2)
+        assert rows.dobrushin_by_head(lazily).item() == pytest.approx(farthest, rel=1e-12)
+
+
 def test_padded_rows_and_columns_do_not_count() -> None:
     torch.manual_seed(0)
     P = torch.randn(2, 3, 300, 300, dtype=torch.float64).softmax(-1)

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pytest
 from polars.testing import assert_frame_equal
 
 from rankscope.errors import FileError
@@ -37,3 +39,13 @@ def test_a_table_holds_its_manifest_and_a_damaged_one_is_named(tmp_path: Path) -
     for read in (read_parquet, manifest_in):
         with raises(FileError, subject=str(path)):
             read(path)
+
+
+def test_the_line_for_pandas_on_the_first_page_needs_no_pyarrow() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
+    assert "`pandas.DataFrame(profile.table.to_dict(as_series=False))`" in page
+    assert "`pip install pandas pyarrow`" in page  # for polars' own `to_pandas`
+    pandas: Any = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(TABLE.to_dict(as_series=False))
+    assert list(frame.columns) == TABLE.columns and frame["step"].tolist() == [0, 0, 7]
+    assert frame["name"].tolist()[:2] == ["é\n", "nan"] and int(frame["n"][1]) == 2**62

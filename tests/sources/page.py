@@ -151,7 +151,7 @@ def masked(text: str) -> str:
 
 if __name__ == "__main__":
     with quiet():
-        measured = survey()
+        measured = list(survey())
     parity = {(each.family, each.config): each.parity for each in measured if each.parity is not None}
     assert len(parity) == len(measured), [each for each in measured if each.failure]
     PAGE.write_text(page(parity), encoding="utf-8")

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.errors import FileError, MaskError, MetricError, RankscopeError, TheoremError, TokensError
+from rankscope.figures.text import power
 from rankscope.nets import Architecture, Kernel, Mask, Transformer
 from rankscope.nets.fields import Positions
 from rankscope.nets.kernels import KernelContext, masked_softmax
@@ -171,6 +172,31 @@ def test_the_summary_tells_how_far_each_theorem_goes() -> None:
     assert rows["dong2021-2.2"]["log10_bound"] is None
     last = FOUND.of("dong2021-2.3").filter(layer=4)
     assert rows["dong2021-2.3"]["slack"] == pytest.approx(last["slack"].max())
+
+
+@pytest.mark.parametrize(("net", "quantity"), [(SAN, "largest distance"), (NET, "‖res X‖F")])
+def test_printed_certificates_say_what_is_proved_and_every_reason_whole(net: Transformer, quantity: str) -> None:
+    """In 80 columns; the bound is the weakest over samples of the best theorem, here looked up by a loop."""
+    found = certify(net, X)
+    printed = str(found)
+    assert printed.startswith("Proved of each of 2 samples") and max(map(len, printed.splitlines())) <= 80
+    unwrapped = " ".join(printed.split())
+    weakest = []
+    for name in set(found.theorems) - {"exact-factors"}:
+        rows = found.of(name).filter(layer=4).to_dicts()
+        says = all(row["met"] and not row["vacuous"] and not row["below_floor"] for row in rows)
+        if says and rows[0]["quantity"] == {"largest distance": "diameter", "‖res X‖F": "mu"}[quantity]:
+            bounds = [row["log10_bound"] for row in rows]
+            weakest.append(max(bounds) if rows[0]["kind"] == "upper" else -min(bounds))
+    best = f"most {power(min(weakest))}" if net is SAN else f"least {power(-min(weakest))}"
+    assert f"{quantity} is at {best} after layer 4" in unwrapped
+    for reason in found.table.filter(pl.col("why").is_not_null())["hypotheses"].explode().to_list():
+        assert reason["met"] or f"{reason['says']}: " in unwrapped
+
+
+def test_printed_certificates_that_prove_nothing_say_so() -> None:
+    for theorems in ("exact-factors", "dong2021-2.2"):  # the measurement itself; a hypothesis that fails
+        assert str(certify(SAN, X, theorems=theorems)).startswith("Nothing is proved of these tokens")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from rankscope.errors import TheoremError
 from rankscope.figures.description import Line
 from rankscope.figures.text import power
 from rankscope.theory import certify
-from rankscope.theory.figures import bounds_chart
+from rankscope.theory.figures import bounds_chart, proved_shares
 from tests.raising import raises
 from tests.report.runs import NET, X
 
@@ -58,3 +58,13 @@ def test_a_figure_needs_a_sample_and_a_size() -> None:
         bounds_chart(found.table, 7)
     with raises(TheoremError, subject="theorems"):
         bounds_chart(found.table.filter(theorem="norm-rank"))
+
+
+def test_shares_that_are_proved_are_those_of_bounds_and_not_of_the_measurement_itself() -> None:
+    rows = [("exact-factors", -9.0), ("dobrushin", -2.0), ("oscillation", -1.0)]
+    table = pl.DataFrame([
+        {"theorem": name, "quantity": "mu", "kind": "upper", "sample": 0, "layer": 2, "log10_bound": bound,
+         "log10_size": 1.0}
+        for name, bound in rows
+    ])  # fmt: skip
+    assert proved_shares("relative_mu", table, 1)["upper"][2] == -3.0

@@ -12,7 +12,7 @@ from rankscope.report.tables import certificate_table, failing_table
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
 from rankscope.theory.figures import bounds_chart
-from rankscope.theory.views import bounds_sentence
+from rankscope.theory.views import bounds_sentence, proved_sentence
 from tests.theory.test_certify import FOUND
 
 MINE = FOUND.table.with_columns(
@@ -49,3 +49,23 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     depth = depth_of(found, 1e-6).view()
     upper = [layer for name, kind, layer in depth.proved if kind == "upper" and "exact" not in name]
     assert f"Proved by layer {min(upper)}" in depth.said and depth.uniform in depth.said
+
+
+def test_what_is_proved_is_the_best_bound_that_holds_for_every_sample_at_the_last_layer() -> None:
+    """By hand: upper bounds of two theorems and two samples at two layers; one theorem goes further for one sample."""
+    rows = [
+        # theorem, quantity, kind, sample, layer, log10_bound
+        ("loose", "mu", "upper", 0, 1, 5.0), ("loose", "mu", "upper", 1, 1, 4.0),
+        ("loose", "mu", "upper", 0, 2, 3.0), ("loose", "mu", "upper", 1, 2, 2.0),
+        ("tight", "mu", "upper", 0, 2, -1.0), ("tight", "mu", "upper", 1, 2, -2.0),
+        ("tight", "mu", "upper", 0, 3, -9.0),
+        ("exact-factors", "mu", "upper", 0, 3, -9.0), ("exact-factors", "mu", "upper", 1, 3, -9.0),
+        ("low", "mu", "lower", 0, 2, -4.0), ("low", "mu", "lower", 1, 2, -3.0),
+        ("lower", "mu", "lower", 0, 2, -6.0), ("lower", "mu", "lower", 1, 2, -5.0),
+    ]  # fmt: skip
+    table = pl.DataFrame(rows, ["theorem", "quantity", "kind", "sample", "layer", "log10_bound"], orient="row")
+    said = proved_sentence(table, 2)
+    assert "‖res X‖F is at most 0.1 after layer 2 (tight); " in said
+    assert said.endswith("; ‖res X‖F is at least 1.0e-04 after layer 2 (low).")
+    assert "after layer 3 (tight)" in proved_sentence(table.filter(sample=0), 1)
+    assert proved_sentence(table.filter(theorem="exact-factors"), 2).startswith("Nothing is proved")

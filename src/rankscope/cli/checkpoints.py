@@ -53,8 +53,10 @@ class CheckpointRow(NamedTuple):
 class CheckpointOptions:
     """Options that say how checkpoints are loaded, and what is measured of them."""
 
-    tokenizer: Annotated[str | None, opt.option(opt.TEXT, "PATH", "tokenizer", show_default="theirs, or DIR's")] = None
-    config: Annotated[Path | None, opt.option(opt.TEXT, "FOLDER", "weight_config")] = None
+    tokenizer: Annotated[str | None, opt.option(opt.NETWORK, "PATH", "tokenizer", show_default="theirs, or DIR's")] = (
+        None
+    )
+    config: Annotated[Path | None, opt.option(opt.NETWORK, "FOLDER", "weight_config")] = None
     device: opt.Device = "cpu"
     metrics: opt.Metrics = opt.DEFAULT_METRICS
 

@@ -41,10 +41,9 @@ def cut(
 ) -> None:
     """Take out of a model the layers that are needed least, and write what is left as a model that transformers loads.
 
-    MODEL is minilm, moby-gpt, digit-vit, a directory or a hub id. What is needed is measured on a text; the model
-    that is written has the task head and tokenizer of the whole one, is loaded again and compared with the network
-    that was measured. Without [bold]-o[/bold] nothing is written: it says what would be taken out, and what the output
-    would lose by it.
+    What is needed is measured on a text. Without [bold]-o[/bold] nothing is written: it says what would be taken out,
+    and what the output would lose by it. With [bold]-o[/bold] MODEL must be trained: what is written has its task head
+    and tokenizer, is loaded again and compared with the network that was measured.
     """
     from rankscope.depths import cut as cut_network
     from rankscope.depths.losses import next_token_loss

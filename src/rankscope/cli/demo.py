@@ -34,9 +34,9 @@ TRAININGS = {"whole": 1.0, "no-skips": 0.0}  # The folder of each training run, 
 
 
 def demo(
-    train: Annotated[bool, opt.option(opt.NETWORK, " ", "train_gpt", (), "--train")] = False,
+    train: Annotated[bool, opt.option(opt.TRAINING, " ", "train_gpt", (), "--train")] = False,
     decoder: Annotated[bool, opt.option(opt.NETWORK, " ", "decoder", (), "--decoder")] = False,
-    steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
+    steps: Annotated[int, opt.option(opt.TRAINING, "N", "steps", min=1)] = 700,
     output: Annotated[Path | None, opt.output_option("runs/demo or runs/demo-train")] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:

@@ -30,7 +30,7 @@ class FollowPage(opt.PageOptions):
     """Options that show the run on a page instead."""
 
     page: Annotated[
-        bool, opt.option(opt.RESULT, " ", "Show the run on a local page that updates itself.", (), "--page")
+        bool, opt.option(opt.PAGE, " ", "Show the run on a local page that updates itself.", (), "--page")
     ] = False
 
 

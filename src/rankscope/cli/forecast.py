@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, split_names
@@ -51,12 +49,12 @@ class DesignOptions:
 class TrainingOptions:
     """Options of the training that is asked about."""
 
-    task: Annotated[str, opt.option(opt.TEXT, "NAME", "What is to be learnt.", TASKS)] = "next-character"
+    task: Annotated[str, opt.option(opt.TRAINING, "NAME", "What is to be learnt.", TASKS)] = "next-character"
     tokens: Annotated[
         int | None, opt.option(opt.TEXT, "N", "Tokens of a sample.", min=2, show_default="those of the task")
     ] = None
-    steps: Annotated[int, opt.option(opt.TEXT, "N", "Steps of the training.", min=1)] = 300
-    lr: Annotated[float, opt.option(opt.TEXT, "RATE", "Its largest learning rate.")] = 1e-3
+    steps: Annotated[int, opt.option(opt.TRAINING, "N", "Steps of the training.", min=1)] = 300
+    lr: Annotated[float, opt.option(opt.TRAINING, "RATE", "Its largest learning rate.")] = 1e-3
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,10 @@ class VariationOptions:
     """Options that say which changed designs are forecast as well."""
 
     mends: Annotated[
-        bool, typer.Option("--mends/--no-mends", metavar=" ", help="Also forecast changes that may mend it.")
+        bool, opt.option(opt.RESULT, " ", "Also forecast changes that may mend it.", (), "--mends/--no-mends")
     ] = True
     map_of: Annotated[
-        str | None, opt.option(opt.RESULT, "X,Y", "A plane of two: " + ", ".join(MAPS) + ".", (), "--map")
+        str | None, opt.option(opt.RESULT, "X,Y", f"Forecast a grid of two of {', '.join(MAPS)}.", (), "--map")
     ] = None
     map_size: Annotated[int, opt.option(opt.RESULT, "N", "Values of each number of the map.", min=2, max=32)] = 7
 
@@ -81,7 +79,7 @@ def forecast(
 ) -> None:
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
 
-    MODEL is a name, a folder or an architecture as JSON; its weights are drawn anew. Nothing is trained: a network of
+    The weights of MODEL are drawn anew. Nothing is trained: a network of
     the design is measured at its initialisation, and trained designs of the lab that read alike say what to expect.
     """
     from rankscope.forecasts import forecast as forecast_of_network

@@ -1,9 +1,8 @@
 """`rankscope masks`, `metrics` and `models`: what can be named, with what is known of each."""
 
+import sys
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
@@ -11,7 +10,6 @@ from rankscope.cli.show import console, machine, progress, say, titled
 from rankscope.shipped import shipped_names
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
     from rankscope.metrics import Metric
@@ -24,9 +22,9 @@ def masks(
     specs: Annotated[
         list[str] | None, opt.argument("MASK", "graphs", names.MASKS, show_default="one of each kind")
     ] = None,
-    tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens.", min=1, max=4096)] = 16,
+    tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens of the graphs.", min=1, max=4096)] = 16,
     picture: Annotated[
-        bool, typer.Option("--picture", metavar=" ", help="Draw each mask: rows attend to columns.")
+        bool, opt.option(opt.RESULT, " ", "Draw each mask: rows attend to columns.", (), "--picture")
     ] = False,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
@@ -66,7 +64,7 @@ def drawing(M: "Tensor") -> str:
 
 
 def metrics(
-    name: Annotated[str | None, opt.argument("[NAME]", "metric", names.METRICS)] = None,
+    name: Annotated[str | None, opt.argument("NAME", "metric", names.METRICS)] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
@@ -133,17 +131,22 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     from rankscope.sources import PRESETS
     from rankscope.sources.load import survey
 
+    if not printing.as_json:
+        trained = ", ".join(["minilm (the demo extra)", *shipped_names()])
+        say(f"By name, random weights: {', '.join(PRESETS)}.", f"By name, trained: {trained}.")
+        sys.stdout.flush()
+    families: list[FamilyParity] = []
     with progress(printing.silent) as start:
-        families = survey(start("families")) if installed("transformers") else []
+        for family in survey(start("families")) if installed("transformers") else ():
+            if not printing.as_json:
+                with start.paused():
+                    show_family(family, families[-1] if families else None)
+            families.append(family)
     if printing.as_json:
         machine({"presets": list(PRESETS), "families": [family_row(family) for family in families]})
         return require_parity(families)
-    trained = ", ".join(["minilm (the demo extra)", *shipped_names()])
-    say(f"By name, random weights: {', '.join(PRESETS)}.", f"By name, trained: {trained}.")
     if not families:
         return say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
-    say("Loaded: a directory or an id on the hub, of one of these families.\n")
-    console().print(families_table(families))
     if not printing.quiet:
         say(
             "",
@@ -181,17 +184,23 @@ def require_parity(families: "list[FamilyParity]") -> None:
     raise SourceError(f"{message}: load refuses models like them, watch measures them as they are", subject="family")
 
 
-def families_table(families: "list[FamilyParity]") -> "Table":
-    """A line for each config of a family, with its parity."""
-    numbers = ("states", "attention", "float32")
-    table = titled("families", words=("family", "model types", "config"), numbers=numbers)
-    before = None
-    for name, config, types, parity, _ in families:
-        named = (name, ", ".join(types)) if name != before else ("", "")
-        before = name
-        if parity is None:
-            table.add_row(*named, config, "failed")
-            continue
+def show_family(family: "FamilyParity", before: "FamilyParity | None") -> None:
+    """Print the line of a config of a family, with its parity, at once: all of them take a while. Before the first come
+    the headings; a family is named on its first line only."""
+    from rich.table import Table
+
+    if before is None:
+        say("Loaded: a directory or an id on the hub, of one of these families.\n", "families")
+    table = Table(box=None, show_header=before is None)
+    for heading in ("family", "model types", "config"):
+        table.add_column(heading, overflow="fold", width=15)
+    for heading in ("states", "attention", "float32"):
+        table.add_column(heading, justify="right", no_wrap=True, width=len(heading))
+    new = before is None or family.family != before.family
+    numbers = ["failed"]
+    if (parity := family.parity) is not None:
         float32 = "" if parity.float32_parts is None else f"{parity.float32_parts:.0e}"
-        table.add_row(*named, config, f"{parity.states:.0e}", f"{parity.attention or 0.0:.0e}", float32)
-    return table
+        numbers = [f"{parity.states:.0e}", f"{parity.attention or 0.0:.0e}", float32]
+    table.add_row(family.family if new else "", ", ".join(family.types) if new else "", family.config, *numbers)
+    console().print(table)
+    sys.stdout.flush()

@@ -17,8 +17,9 @@ import typer
 from rankscope.cli import names
 from rankscope.errors import TheoremError
 
-NETWORK, TEXT, RESULT = "Network", "Text", "Result"
-"""Panels of the help: what runs, on which text, and what comes of it."""
+NETWORK, TEXT, TRAINING, SIZE = "Network", "Text", "Training", "Size of the study"
+MACHINE, RESULT, PAGE = "Where it runs", "Result", "Page"
+"""Headings of the help: what runs, on which text, how and where, and what comes of it."""
 HELP: dict[str, str] = names.DATA["help"]
 
 
@@ -44,14 +45,14 @@ def output_option(default: str) -> Any:
 
 INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
 Model = Annotated[str, argument("MODEL", "model", names.MODELS, callback=names.model_named)]
-Compared = Annotated[list[str], argument("A", "compared", names.complete_compared)]
+Compared = Annotated[list[str], argument("MODEL_OR_RUN", "compared", names.complete_compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
-Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
-Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
-AnyMachine = Annotated[bool, option(NETWORK, " ", "any_machine", (), "--any-machine")]
-Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
-On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
-StuckAfter = Annotated[float, option(NETWORK, "SECONDS", "stuck_after", min=1.0)]
+Device = Annotated[str, option(MACHINE, "NAME", "device", names.DEVICES)]
+Full = Annotated[bool, option(SIZE, " ", "full", (), "--full/--quick")]
+AnyMachine = Annotated[bool, option(MACHINE, " ", "any_machine", (), "--any-machine")]
+Stream = Annotated[bool, option(MACHINE, " ", "stream", (), "--stream")]
+On = Annotated[str | None, option(MACHINE, "WHERE", "on", ("ray",), show_default="this machine")]
+StuckAfter = Annotated[float, option(MACHINE, "SECONDS", "stuck_after", min=1.0)]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
@@ -102,7 +103,7 @@ class CorpusOptions(TextOptions):
     """The text of `measure`: a few excerpts, or with `text` a corpus of any size."""
 
     samples: Annotated[int | None, option(TEXT, "N", "samples", min=1, show_default="4, or all of --text")] = None
-    batch: Annotated[int, option(TEXT, "N", "The number of excerpts that run together.", min=1)] = 16
+    batch: Annotated[int, option(MACHINE, "N", "The number of excerpts that run together.", min=1)] = 16
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class ResultOptions(PrintOptions):
 class PageOptions:
     """Options of a page that is served to this machine."""
 
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0: any that is free.")] = 0
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False
+    port: Annotated[int, option(PAGE, "N", "The port; 0: any that is free.", min=0, max=65535)] = 0
+    no_open: Annotated[bool, option(PAGE, " ", "Do not open a browser.", (), "--no-open")] = False
 
 
 def require_positive(**options: float) -> None:

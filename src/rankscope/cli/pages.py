@@ -35,7 +35,7 @@ def report(
 def explore(
     models: Annotated[
         list[str] | None,
-        opt.argument("[MODEL]...", "explored", names.MODELS, show_default=False, callback=names.models_named),
+        opt.argument("MODEL", "explored", names.MODELS, show_default=False, callback=names.models_named),
     ] = None,
     page: opt.PageOptions = opt.PageOptions(),
     printing: opt.PrintOptions = opt.PrintOptions(),

@@ -31,14 +31,14 @@ class RemedyStudyOptions:
         list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedies", names.REMEDIES, "--remedy", show_default="all")
     ] = None
     seeds: Annotated[
-        int, opt.option(opt.NETWORK, "N", "The number of random networks of each kind, one for each seed.", min=1)
+        int, opt.option(opt.SIZE, "N", "The number of random networks of each kind, one for each seed.", min=1)
     ] = 3
     full: opt.Full = False
-    train: Annotated[bool, opt.option(opt.NETWORK, " ", "train", (), "--train/--no-train")] = False
-    depths: Annotated[str | None, opt.option(opt.NETWORK, "NUMBERS", "depths", (), show_default="by size")] = None
-    steps: Annotated[int | None, opt.option(opt.NETWORK, "N", "steps", min=1, show_default="by size")] = None
+    train: Annotated[bool, opt.option(opt.TRAINING, " ", "train", (), "--train/--no-train")] = False
+    depths: Annotated[str | None, opt.option(opt.TRAINING, "NUMBERS", "depths", (), show_default="by size")] = None
+    steps: Annotated[int | None, opt.option(opt.TRAINING, "N", "steps", min=1, show_default="by size")] = None
     device: opt.Device = "cpu"
-    workers: Annotated[int, opt.option(opt.NETWORK, "N", "workers", min=1)] = 1
+    workers: Annotated[int, opt.option(opt.MACHINE, "N", "workers", min=1)] = 1
 
 
 def remedies(

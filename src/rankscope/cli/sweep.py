@@ -23,11 +23,11 @@ class WorkerOptions:
     """Options that say where cells run, and with what: the arguments of `rankscope.sweep`."""
 
     on: opt.On = None
-    workers: Annotated[int | None, opt.option(opt.NETWORK, "N", "workers", min=1, show_default="one for each core")] = (
+    workers: Annotated[int | None, opt.option(opt.MACHINE, "N", "workers", min=1, show_default="one for each core")] = (
         None
     )
-    threads: Annotated[int, opt.option(opt.NETWORK, "N", "threads", min=1)] = 1
-    gpus_per_cell: Annotated[float, opt.option(opt.NETWORK, "N", "gpus_per_cell", min=0.0)] = 0.0
+    threads: Annotated[int, opt.option(opt.MACHINE, "N", "threads", min=1)] = 1
+    gpus_per_cell: Annotated[float, opt.option(opt.MACHINE, "N", "gpus_per_cell", min=0.0)] = 0.0
     stuck_after: opt.StuckAfter = opt.STUCK_AFTER
 
 

@@ -269,25 +269,24 @@ class FamilyParity(NamedTuple):
     """What was said instead of a parity: the model could not be built, or is not what `load` computes."""
 
 
-def survey(progress: Callable[[int, int], None] | None = None) -> list[FamilyParity]:
-    """Load a small random model of every config of every family, and return the parities; a model that fails has a
-    failure in place of one, and the others are loaded."""
+def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[FamilyParity]:
+    """Load a small random model of every config of every family, and yield each parity as it is measured; a model that
+    fails has a failure in place of one, and the others are loaded."""
     with quiet():  # configs may warn of themselves
         cases = [(family, label) for family in FAMILIES.values() for label in _labels(family)]
-    parities = []
     for done, (family, label) in enumerate(cases, 1):
         # Encoders are the default where a model has both sides.
         named = family.name if family.side == "decoder" else None
         try:
             with quiet():
                 net: Any = load(random_model(family.name, label), family=named)
-            parities.append(FamilyParity(family.name, label, family.types, net.origin.parity))
+            found = FamilyParity(family.name, label, family.types, net.origin.parity)
         except Exception as error:  # what another version of transformers may do to a model is any error
             failure = str(error) if isinstance(error, RankscopeError) else first_line(error)
-            parities.append(FamilyParity(family.name, label, family.types, None, failure))
+            found = FamilyParity(family.name, label, family.types, None, failure)
         if progress is not None:
             progress(done, len(cases))
-    return parities
+        yield found
 
 
 def _labels(family: Family) -> list[str]:

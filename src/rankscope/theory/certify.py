@@ -70,7 +70,7 @@ class Certificates(SavedTable):
     def __repr__(self) -> str:
         from rankscope.theory.figures import certificates_repr
 
-        return certificates_repr(self.views(), self.table["sample"].n_unique())
+        return certificates_repr(self.views(), self.table, self.guarantees())
 
     def _repr_html_(self) -> str:
         """For notebooks: bounds and measurement as a figure and a table."""
@@ -104,7 +104,10 @@ class Certificates(SavedTable):
 
     def summary(self) -> pl.DataFrame:
         """A row per theorem: up to which layer its hypotheses hold for every sample, up to which it says
-        something, the last such layer's numbers (the loosest sample's), and the first reason why not."""
+        something, the last such layer's numbers (the loosest sample's), and the first reason why not.
+
+        For code: ten columns that a terminal cuts. To read what is proved, and every reason whole, print the
+        certificates themselves."""
         rows = []
         for name in self.theorems:
             part = self.of(name)

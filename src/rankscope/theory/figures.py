@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,16 @@ from rankscope.cards import card, counted, lines
 from rankscope.errors import TheoremError
 from rankscope.figures import description as fig
 from rankscope.figures.text import power
-from rankscope.theory.views import EXACT, RANK, BoundView, DepthView, plotted_quantities, quantity
+from rankscope.theory.views import (
+    EXACT,
+    RANK,
+    BoundView,
+    DepthView,
+    failed_hypotheses,
+    plotted_quantities,
+    proved_sentence,
+    quantity,
+)
 
 if TYPE_CHECKING:
     from rankscope.figures.matplotlib import Figure
@@ -127,14 +137,22 @@ def depth_chart(depth: DepthView) -> fig.Chart:
     return fig.Chart([panel], columns, says, shared=True, size=size)
 
 
-def certificates_repr(bounds: Sequence[BoundView], samples: int) -> str:
-    """A line per theorem whose hypotheses are met from layer 1 on: what is measured, and the bound."""
+def certificates_repr(bounds: Sequence[BoundView], table: pl.DataFrame, guarantees: pl.DataFrame) -> str:
+    """What is proved in a sentence; a line per theorem whose hypotheses are met from layer 1 on, with what is measured
+    and the bound; and each hypothesis that fails, whole, in lines of 80 columns."""
     rows = []
     for view in filter(lambda view: view.met_to, bounds):
         sign = ", " if view.state == "vacuous" else f" {view.sign} "
         says = f"{view.measured}{sign}{view.proved}"
         rows.append([view.theorem, quantity(view.quantity).symbol, f"layer {view.layer}", says])
-    return lines(_title(bounds, samples), rows)
+    samples = table["sample"].n_unique()
+    shown = [*wrap(proved_sentence(guarantees, samples), 80), lines(_title(bounds, samples), rows)]
+    failed = failed_hypotheses(table)
+    shown += ["Hypotheses that fail:"] if failed else []
+    for each in failed:
+        sentence = f"{each.says}: {each.number}, must be {each.limit}; so not {', '.join(each.theorems)}"
+        shown += wrap(sentence, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join(shown)
 
 
 def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: int) -> str:

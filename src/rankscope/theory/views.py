@@ -139,6 +139,27 @@ def bounds_sentence(bounds: Sequence[BoundView], where: str = "here") -> str:
     return f"Of {len(states)} theorems {holds} {hold} {where}, {says} of them with a bound that is not vacuous."
 
 
+def proved_sentence(guarantees: pl.DataFrame, samples: int) -> str:
+    """A sentence: the best bound of each quantity at the last layer where one holds for every sample.
+
+    `guarantees` is `Certificates.guarantees()`; of several samples the bound is the weakest, which holds for all."""
+    columns = ["quantity", "kind", "layer", "theorem"]
+    bounds = guarantees.filter(pl.col("theorem") != EXACT).group_by(columns, maintain_order=True)
+    weakest = pl.when(kind="upper").then(pl.col("log10_bound").max()).otherwise(pl.col("log10_bound").min())
+    every = bounds.agg(pl.col("sample").n_unique(), weakest.first().alias("bound")).filter(sample=samples)
+    proved = []
+    for (name, kind), rows in every.group_by("quantity", "kind", maintain_order=True):
+        last = rows.filter(layer=rows["layer"].max()).sort("bound", descending=kind == "lower").row(0, named=True)
+        number = str(round(10 ** last["bound"])) if name == RANK else power(last["bound"])
+        side = "most" if kind == "upper" else "least"
+        shown = f"{quantity(str(name)).symbol} is at {side} {number}"
+        proved.append(f"{shown} after layer {last['layer']} ({last['theorem']})")
+    if not proved:
+        return "Nothing is proved of these tokens: no theorem holds here with a bound that says something."
+    whose = "" if samples == 1 else f" of each of {samples} samples"
+    return f"Proved{whose} (res X: the tokens less their mean): {'; '.join(proved)}."
+
+
 @dataclass(frozen=True)
 class FailedHypothesis:
     """A hypothesis that fails at some layer, and the theorems that it rules out."""

@@ -14,7 +14,7 @@ from tests.live.ranks import beside, together
 
 KEYS = ["step", "layer", "head", "metric"]
 COLUMNS = ["value", "spread", "least", "most"]
-QUICK = ["watch sp", "pipeline"]
+QUICK = ["watch sp", "watch tp around", "pipeline"]
 TWO = [
     "tp",
     "sp",
@@ -95,6 +95,7 @@ def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     parallel_worker.main(0, 1, tmp_path / "1", QUICK)
     beside(parallel_worker, tmp_path / "2", *QUICK)
     hold_watched("watch sp", tmp_path / "1", tmp_path / "2")
+    hold_watched("watch tp around", tmp_path / "1", tmp_path / "2")
     hold("pipeline", table(tmp_path / "1", "pipeline"), table(tmp_path / "2", "pipeline"))
 
 

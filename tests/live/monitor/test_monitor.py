@@ -8,11 +8,15 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import FileError, MonitorError
+from rankscope.live.monitor.distributed import full_tensor, is_sharded
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.writers import JSONLines
 from tests.live.monitor.small import encoder, loss_of, tokens
@@ -304,3 +308,28 @@ def test_steps_that_reach_no_multiple_are_noted(tmp_path: Path) -> None:
         assert len(monitor.notes) == 1
         monitor.step(100)
         assert not monitor.notes
+
+
+@pytest.mark.parametrize("kind", ["plain", "wrapped", "dtensor", "zero"])
+def test_a_model_of_which_no_process_has_all_weights_is_known(kind: str, tmp_path: Path) -> None:
+    """FSDP by the name of its wrapper, FSDP2 by weights that are DTensors, ZeRO-3 by what it leaves on each."""
+
+    class FullyShardedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    if kind == "wrapped":
+        model = nn.Sequential(FullyShardedDataParallel(model))
+    if kind == "zero":
+        model[1].weight.ds_id = 7  # type: ignore[index]
+    if kind == "dtensor":
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+        try:
+            weight = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+            model[1].weight = nn.Parameter(weight)  # type: ignore[index]
+            assert torch.equal(full_tensor(weight), torch.ones(2, 2))
+        finally:
+            dist.destroy_process_group()
+    assert is_sharded(model) == (kind != "plain")

@@ -307,3 +307,45 @@ def test_inline_and_probe_say_the_same(tmp_path: Path) -> None:
     probes, inlines = sizes(tmp_path / "probe"), sizes(tmp_path / "inline", 1)
     assert probes.keys() == inlines.keys() == {1, 2, 3}
     assert all(abs(probes[layer] / inlines[layer] - 1) < 1e-12 for layer in probes)
+
+
+class Around(nn.Module):
+    """A block that takes something floating before its tokens: a bias of scores, as T5's first block makes for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        *bias, x = given
+        return x + self.linear(bias[0].softmax(-1) @ x if bias else x)
+
+
+@pytest.mark.parametrize("samples", [(3,), ()])
+def test_tokens_are_found_among_what_the_first_block_takes(samples: tuple[int, ...], tmp_path: Path) -> None:
+    """Of several floating arguments the one with three axes; where none has three, as of a single text, the first."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.bias, self.embed = nn.Parameter(torch.randn(5, 5)), nn.Linear(1, 8)
+            self.blocks = nn.ModuleList(Around() for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.states = [self.embed(x)]
+            for block in self.blocks:
+                given = (self.bias, self.states[-1]) if samples else (self.states[-1],)
+                self.states.append(block(*given))
+            return self.states[-1]
+
+    net, X = Net().double(), torch.randn(*samples, 5, 1, dtype=torch.float64)
+    with Monitor(net, "mu", probe=X, loss=lambda output: output.pow(3).sum(), run=tmp_path, blocks="blocks"):
+        pass
+    found = rankscope.read(tmp_path).table("training").filter(metric="grad_tokens").sort("layer")["value"].to_list()
+    loss = net(X)
+    for state in net.states:
+        state.retain_grad()
+    loss.pow(3).sum().backward()
+    sizes = [state.grad.reshape(*samples or (1,), -1).norm(dim=1).sum().item() for state in net.states]
+    assert found == pytest.approx(sizes, rel=1e-9)

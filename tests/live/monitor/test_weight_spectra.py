@@ -3,13 +3,14 @@
 import tempfile
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rankscope import Monitor, read
-from rankscope.live.monitor.weight_gradients import parameter_groups
+from rankscope.live.monitor.weight_gradients import ParameterSlice, parameter_groups
 from rankscope.live.monitor.weight_spectra import WeightSpectra, matrices, spectral_norms
 
 
@@ -34,6 +35,23 @@ def test_the_matrices_of_fused_weights_are_those_of_queries_and_keys() -> None:
     (query_key,) = groups[1, "query_key"]
     assert torch.equal(matrices(query_key), fused[:, :48].mT)
     assert any(torch.equal(matrices(part), fused[:, 48:].mT) for part in groups[1, "value_output"])
+
+
+@pytest.mark.parametrize(("heads", "outputs", "axis"), [(3, (8, 16), 0), (3, (8, 16), 1), (1, (None, None), 1)])
+def test_a_slice_is_cut_out_of_every_head_and_a_stack_is_left_whole(
+    heads: int, outputs: tuple[int | None, int | None], axis: int
+) -> None:
+    """Fused weights come head by head, each with its queries, keys and values (BLOOM, GPT-NeoX)."""
+    owner = nn.Module()
+    fused = torch.randn(3 * 3 * 8, 10, generator=torch.Generator().manual_seed(0))
+    owner.weight = nn.Parameter(fused if axis == 0 else fused.mT.contiguous())
+    rows = fused.numpy().reshape(heads, -1, 10)[:, slice(*outputs)].reshape(-1, 10)
+    found = spectral_norms(matrices(ParameterSlice(owner, "weight", axis, heads, outputs)))[0]
+    assert float(found) == pytest.approx(np.linalg.norm(rows, 2), rel=1e-3)
+    owner.weight = nn.Parameter(torch.stack([fused, 2 * fused]))  # experts
+    found = spectral_norms(matrices(ParameterSlice(owner, "weight")))[0]
+    exact = np.linalg.norm(fused.numpy(), 2)
+    assert found.tolist() == pytest.approx([exact, 2 * exact], rel=1e-3)
 
 
 def test_a_zero_weight_has_rank_zero_and_stacks_give_their_extremes() -> None:
