@@ -134,7 +134,7 @@ def test_a_line_that_holds_no_rows_hides_no_other_and_is_named(tmp_path: Path) -
         path.write_text("\n".join([lines[0], bad, *lines[1:]]) + "\n", encoding="latin-1")
         assert steps_in(folder) == [0, 1, 2], bad[:60]
         (note,) = rankscope.read(folder).table_and_notes("t")[1]
-        assert f"{path}: line 2 holds no rows" in note
+        assert f"{path}: line 2 is no row" in note
         with Store(folder) as store:
             again = Journal(store, "e", "t", SCHEMA, Manifest())
             append(again, 3)

@@ -71,7 +71,7 @@ def test_a_first_loss_of_ten_million_hides_no_later_spike_and_makes_none() -> No
     values[1200:1203] = math.inf, -math.inf, 1e300
     infinite, real = find_spikes(Signal("loss", steps, values))
     assert (infinite.first, infinite.last, real.first) == (1200, 1202, 1500)
-    assert infinite.peak == math.inf and infinite.description == "is NaN or infinite"
+    assert infinite.peak == math.inf and infinite.description == "is no number"
 
 
 def test_the_spike_score_counts_values_far_from_all_before() -> None:

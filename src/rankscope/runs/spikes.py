@@ -70,7 +70,7 @@ class Spike(NamedTuple):
     @property
     def description(self) -> str:
         """What the loss does there, in words."""
-        return f"rises to {self.peak:.3g}" if math.isfinite(self.peak) else "is NaN or infinite"
+        return f"rises to {self.peak:.3g}" if math.isfinite(self.peak) else "is no number"
 
 
 class Event(NamedTuple):

@@ -85,8 +85,8 @@ class Run:
         lines, damaged = read_lines(path, self.gathered(name), table.schema)
         if "/" in chunks[0] and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
             return now.table_and_notes(name)
-        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        notes = [f"{path}: line {number}{more} holds no rows of the table and is left out." for number in damaged[:1]]
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+        notes = [f"{path}: line {number}{more} is no row of the table and left out." for number in damaged[:1]]
         return pl.concat([table, frame_of(lines, table.schema)]) if lines else table, notes
 
     def gathered(self, name: str) -> int:

@@ -155,4 +155,6 @@ def _json_value(value: Any) -> Any:
 
 
 def _table_value(value: Any, kind: Any) -> Any:
+    if isinstance(value, list | dict):  # polars takes a minute to refuse what is nested deep
+        raise TypeError("an entry must be a number, a text or nothing")
     return float(value) if isinstance(value, str) and kind.is_float() else value
