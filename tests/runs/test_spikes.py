@@ -17,9 +17,12 @@ from torch import nn
 
 from rankscope import Monitor
 from rankscope.errors import FileError
+from rankscope.live.monitor.measurement import Measurement
 from rankscope.runs import spikes as module
-from rankscope.runs.signals import read_signals, split_loss
+from rankscope.runs.signals import read_signals, run_events, split_loss
 from rankscope.runs.spikes import Signal, deviations_from_mean, find_spikes, order_of_events, spike_score
+from rankscope.runs.training import read_training
+from tests.trainings import opened, spiking
 
 STEPS = np.arange(600)
 
@@ -287,6 +290,19 @@ def test_a_run_of_a_monitor_is_read_with_the_largest_loss_between_measurements(t
     assert loss.steps.tolist() == [5, 10, 15, 20] and loss.values[:3].tolist() == [1.0, 9.0, 1.0]
     assert math.isnan(loss.values[3])
     assert {(signal.name, signal.layer) for signal in others} >= {("relative_mu", 0), ("relative_mu", 2)}
+
+
+def test_events_are_found_of_a_run_with_a_loss_alone(tmp_path: Path) -> None:
+    for name in ("with", "without"):
+        run_writer = opened(tmp_path / name)
+        for step in range(0, 2400, 10):
+            found = spiking(step, 2300)
+            kept = found.rows.filter(pl.col("metric") != "loss") if name == "without" else found.rows
+            run_writer.write(Measurement(step, kept))
+        run_writer.close()
+    assert run_events(read_training(tmp_path / "without")) is None
+    report = run_events(read_training(tmp_path / "with"))
+    assert report is not None and [spike.first for spike in report.spikes] == [2300] and report.sure(0).height
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:

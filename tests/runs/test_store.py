@@ -128,3 +128,17 @@ def test_closing_a_run_whose_folder_is_gone_leaves_nothing_behind(tmp_path: Path
     assert not (tmp_path / "a").exists()
     if then == "renamed":
         assert read(tmp_path / "b").table("training")["step"].unique().to_list() == [10]
+
+
+def test_a_run_is_shown_in_a_few_lines(tmp_path: Path) -> None:
+    run_writer = opened(tmp_path)
+    for step in range(GATHERED + 3):
+        run_writer.write(measurement(step))
+    run_writer.store.close()
+    with Store(tmp_path) as store:
+        store.write("measure", Manifest(model="minilm"), {"profile": ONE, "cloud": ONE})
+    shown = repr(read(tmp_path)).splitlines()
+    assert len(shown) == 3 and str(tmp_path) in shown[0] and max(map(len, shown)) < 160
+    rows = GATHERED * len(measurement(0).rows)
+    assert "a.SmallGPT" in shown[1] and f"training ({rows:,} rows and 3 steps since)" in shown[1]
+    assert shown[2] == "  measure: minilm · profile (2 rows), cloud (2 rows)"

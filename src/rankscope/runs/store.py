@@ -53,6 +53,28 @@ class Run:
     folder: Path
     entries: dict[str, RunEntry]
 
+    def __repr__(self) -> str:
+        """The folder, and a line for each command that wrote there: when, of what, and its tables with their rows."""
+        lines = [f"Run({str(self.folder)!r})"]
+        for name, entry in self.entries.items():
+            rows = dict[str, int]()
+            for file, listed in entry.files.items():
+                if file.endswith(".parquet"):
+                    table = file.partition("/")[0].removesuffix(".parquet")
+                    rows[table] = rows.get(table, 0) + (listed.rows or 0)
+            classes = (str(network.model.get("class")) for network in entry.manifest.networks if network.model)
+            of = entry.manifest.title or entry.manifest.model or next(classes, "")
+            tables = ", ".join(f"{table} ({count:,} rows{self._since(table)})" for table, count in rows.items())
+            parts = of, entry.manifest.created[:16].replace("T", " "), tables
+            lines.append(f"  {name}: {' · '.join(filter(None, parts))}")
+        return "\n".join(lines if self.entries else [*lines, "  nothing is listed in it"])
+
+    def _since(self, table: str) -> str:
+        """How many steps a table has grown by since its rows were gathered and counted, in words."""
+        path = self.folder / table / JOURNAL
+        steps = path.read_bytes().count(b"\n") if path.is_file() else 0
+        return f" and {steps:,} steps since" if steps else ""
+
     @property
     def manifests(self) -> dict[str, Manifest]:
         """The manifests by the command that wrote them: `measure`, `corpus`, `paths`, ..."""
