@@ -12,6 +12,8 @@ from rankscope import certify, decompose, load, measure
 from rankscope.explorer.answers import Answers
 from rankscope.explorer.controls import Controls, PageRequest
 from rankscope.explorer.network_cache import MOST_RANDOM, NetworkCache
+from rankscope.nets import Architecture
+from rankscope.sources.fresh import untrained
 from tests.explorer.serving import TEXT, Served, drawn, small_networks, tiny
 
 TURNS: list[dict[str, Any]] = [
@@ -117,15 +119,18 @@ def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
 
 
 def test_a_network_with_remedies_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
-    answers, nets = Answers(small_networks()), []
+    net = untrained(Architecture(layers=2, width=8, heads=2), "post")
+    answers, nets = Answers(NetworkCache({"post": net})), []
     for k in range(8):
-        controls = Controls(model="tiny", text="a b", remedies=f"differential:peak=0.{k + 1}")
+        controls = Controls(model="post", text="a b", remedies=f"deepnorm;attnscale:w=0.{k}")
         list(answers.parts(PageRequest(setting=controls, parts=("curve",)), lambda: None))
-        nets.append(weakref.ref(answers.networks.network(controls)))
+        weights = answers.networks.network(controls).weights.layers[0].attention.value.weight  # deepnorm scales it
+        nets.append(weakref.ref(weights))
+        del weights
     gc.collect()
     assert [net() is not None for net in nets] == [k >= 8 - MOST_RANDOM for k in range(8)]
     kept = answers.measurement(controls, lambda: None)
-    list(answers.parts(PageRequest(setting=Controls(model="tiny", text="a b"), A=controls), lambda: None))
+    list(answers.parts(PageRequest(setting=Controls(model="post", text="a b"), A=controls), lambda: None))
     assert answers.measurement(controls, lambda: None) is kept
 
 

@@ -47,7 +47,8 @@ def bind_port(port: int) -> socket.socket:
 def make_server(asgi: Guard, jobs: "Jobs | None" = None, patience: float = REQUEST_SECONDS) -> uvicorn.Server:
     """The uvicorn server of an app, to be run with `server.run(sockets=[bind_port(0)])`.
 
-    `jobs` are its computations, if it has any, which end with it. `patience` is how many seconds it waits for a request to arrive.
+    `jobs` are its computations, if it has any, which end with it. `patience` is how many seconds it waits for a
+    request to arrive.
     """
     config = uvicorn.Config(
         asgi,
