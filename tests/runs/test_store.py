@@ -124,10 +124,14 @@ def test_closing_a_run_whose_folder_is_gone_leaves_nothing_behind(tmp_path: Path
         shutil.rmtree(tmp_path / "a")
     with raises(FileError, subject=str(tmp_path / "a")):
         run_writer.write(measurement(20))
+    if then == "renamed":  # in its place again it is written again
+        (tmp_path / "b").rename(tmp_path / "a")
+        run_writer.write(measurement(30))
+        (tmp_path / "a").rename(tmp_path / "b")
     run_writer.close()
     assert not (tmp_path / "a").exists()
     if then == "renamed":
-        assert read(tmp_path / "b").table("training")["step"].unique().to_list() == [10]
+        assert read(tmp_path / "b").table("training")["step"].unique().sort().to_list() == [10, 30]
 
 
 def test_a_run_is_shown_in_a_few_lines(tmp_path: Path) -> None:

@@ -205,8 +205,8 @@ class Store:
         """Raise FileError if the folder was renamed, deleted or made again since it was locked, so that nothing is
         written where it is no longer, or into the run of another writer."""
         if self._lock is None or not is_held(self.folder, self._lock):
-            gone = "it was closed" if self._lock is None else "it was moved, deleted or replaced since"
-            sentence = f"{self.folder} must stay the folder that was opened; {gone}: nothing more is written there"
+            gone = "closed: open it anew" if self._lock is None else "moved, deleted or replaced: put it back"
+            sentence = f"{self.folder} must stay the folder that was opened, to be written; it was {gone}"
             raise FileError(sentence, subject=str(self.folder))
 
     def write(
