@@ -73,6 +73,22 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_an_alarm_of_another_run_is_told_first_and_leads_to_it(browser: "Browser", tmp_path: Path) -> None:
+    folders = [written(tmp_path / "good", [0, 10]), written(tmp_path / "bad")]
+    with Watched(browser) as watched, served(*folders) as url:
+        page = watched.page
+        page.goto(url)
+        until(page, "document.body.dataset.measurements === '2'")
+        assert page.inner_text("#none") == "None so far in good." and page.title().startswith("(1) ")
+        assert f"bad 1 alarm at step 30: {SENTENCE}" in " ".join(page.inner_text("#elsewhere").split())
+        page.get_by_role("button", name="bad").click()
+        until(page, "document.body.dataset.measurements === '6'")
+        assert page.inner_text("#alarms-title") == "1 alarm of bad" and page.input_value("#run-choice") == "1"
+        assert not page.is_visible("#none") and page.inner_text("#elsewhere") == ""
+        assert watched.faults == []
+
+
+@pytest.mark.slow
 def test_a_loss_spike_has_a_card_with_what_came_before(browser: "Browser", tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
     for step in range(0, 2400, 10):

@@ -10,6 +10,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from rankscope import load, measure
+from rankscope.cli.checkpoints import CheckpointRow, logged_rows
 from rankscope.runs.training import read_training
 from tests.cli.running import answered, printed, rankscope
 
@@ -37,6 +38,23 @@ def trained(tmp_path: Path) -> Path:
     (folder / "checkpoint-20" / "model.safetensors").write_bytes(b"cut off")
     (folder / "checkpoint-best").mkdir()
     return folder
+
+
+HISTORY = [
+    {"step": 1, "loss": 2.0}, [], "step", None, {"loss": 9.0}, {"step": "2", "loss": 9.0}, {"step": 3, "loss": [1.0]},
+    {"step": 4, "loss": 10**400}, {"step": 5, "loss": None, "grad_norm": float("inf")}, {"step": 2, "loss": 1.5},
+    {"step": 6, "learning_rate": "0.5"}, {"step": 99, "loss": 9.0}, {"step": 10**30, "loss": 9.0},
+]  # fmt: skip
+
+
+def test_what_is_no_line_of_a_trainer_hides_no_other(tmp_path: Path) -> None:
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": HISTORY}))
+    rows = logged_rows(CheckpointRow(10, tmp_path)).select("step", "metric", "value", "broken").rows()
+    assert rows == [(10, "loss", 1.5, 0), (10, "grad_norm", None, 1), (10, "lr", 0.5, 0)]
+    for content in ("", "[]", "7", '{"log_history": 7}', '{"log_history": {"a": 1}}', "[" * 10**5, "\xff"):
+        state.write_text(content, encoding="latin-1")
+        assert logged_rows(CheckpointRow(10, tmp_path)).is_empty(), content[:20]
 
 
 @pytest.mark.slow

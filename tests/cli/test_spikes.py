@@ -41,3 +41,10 @@ def test_without_a_spike_there_is_a_sentence(table: Path) -> None:
 def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = rankscope("spikes", str(tmp_path / "gone.csv"))
     assert done.code == 2 and "gone.csv" in done.err
+
+
+def test_a_table_that_is_read_is_not_written_over(table: Path, tmp_path: Path) -> None:
+    table = table.rename(tmp_path / "events.csv")
+    before = table.read_bytes()
+    done = rankscope("spikes", "events.csv", "-o", ".", cwd=tmp_path)
+    assert done.code == 2 and "give -o another folder" in " ".join(done.err.split()) and table.read_bytes() == before

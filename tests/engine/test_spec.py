@@ -45,6 +45,13 @@ def test_a_sample_is_drawn_within_its_bounds_and_the_same_again() -> None:
     assert other.cells != cells
 
 
+@pytest.mark.parametrize("empty", [{}, {"metrics": "mu"}, {"grid": {}}, {"all": {}}, {"sample": {"number": 3}}])
+def test_a_specification_that_names_no_factor_has_no_cell(empty: dict[str, Any]) -> None:
+    with raises(SweepError, subject="cells"):
+        spec_of(empty)
+    assert len(spec_of({**empty, "list": [{}, {"skip": 0.5}]}).cells) == 2  # the first is all defaults, for comparison
+
+
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text('metrics = "mu"\ncertify = true\n[grid]\nskip = [0.5, 1.0]\n[[list]]\nmask = "causal"\n')

@@ -11,7 +11,9 @@ import torch
 from rankscope import certify, decompose, load, measure
 from rankscope.explorer.answers import Answers
 from rankscope.explorer.controls import Controls, PageRequest
-from rankscope.explorer.network_cache import NetworkCache
+from rankscope.explorer.network_cache import MOST_RANDOM, NetworkCache
+from rankscope.nets import Architecture
+from rankscope.sources.fresh import untrained
 from tests.explorer.serving import TEXT, Served, drawn, small_networks, tiny
 
 TURNS: list[dict[str, Any]] = [
@@ -114,6 +116,22 @@ def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
         nets.append(weakref.ref(answers.networks.network(drawn(seed))))
     gc.collect()
     assert [net() is not None for net in nets] == [False, True, True, True]
+
+
+def test_a_network_with_remedies_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
+    net = untrained(Architecture(layers=2, width=8, heads=2), "post")
+    answers, nets = Answers(NetworkCache({"post": net})), []
+    for k in range(8):
+        controls = Controls(model="post", text="a b", remedies=f"deepnorm;attnscale:w=0.{k}")
+        list(answers.parts(PageRequest(setting=controls, parts=("curve",)), lambda: None))
+        weights = answers.networks.network(controls).weights.layers[0].attention.value.weight  # deepnorm scales it
+        nets.append(weakref.ref(weights))
+        del weights
+    gc.collect()
+    assert [net() is not None for net in nets] == [k >= 8 - MOST_RANDOM for k in range(8)]
+    kept = answers.measurement(controls, lambda: None)
+    list(answers.parts(PageRequest(setting=Controls(model="post", text="a b"), A=controls), lambda: None))
+    assert answers.measurement(controls, lambda: None) is kept
 
 
 def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:

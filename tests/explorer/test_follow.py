@@ -1,5 +1,7 @@
 """What the page of a training run is told, and who may ask."""
 
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from starlette.testclient import TestClient
 
 from rankscope.explorer.follow import SPIKES, KnownEvents, app
 from rankscope.live.monitor.measurement import Alarm, Measurement
+from rankscope.report.reported_run import read_run
 from rankscope.runs.figures import STEPS
 from rankscope.runs.training import read_training, title_of
+from tests.cli.running import answered, printed
 from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, spiking, written
 
 
@@ -68,6 +72,40 @@ def test_several_runs_are_on_one_page(tmp_path: Path) -> None:
         run_writer.write(measurement(60))
     grown = client.get("/api/training", params={"run": "1", "mark": answers[1]["mark"]}).json()
     assert grown["step"] == 10 and max(grown["figures"]["together"]["data"][0]["x"]) == 60
+
+
+def test_the_alarms_of_other_runs_are_told_and_none_before_a_run_was_read(tmp_path: Path) -> None:
+    folders = [written(tmp_path / "good", [0, 10]), written(tmp_path / "bad")]
+    client = TestClient(app(folders, 80), base_url="http://127.0.0.1")
+    assert "None so far" not in client.get("/").text
+    good, bad = (client.get("/api/training", params={"run": str(k)}).json() for k in (0, 1))
+    assert (good["raised"], bad["raised"], bad["elsewhere"]) == (0, 1, [])
+    (told,) = good["elsewhere"]
+    assert (told["run"], told["raised"], told["step"], told["sentence"]) == (1, 1, 30, SENTENCE)
+
+
+@pytest.mark.parametrize("line", ["[]", '{"step": 9, "rows": {"other": [1]}}', "[" * 10**5])
+def test_a_line_that_holds_no_rows_is_named_on_the_page_in_the_terminal_and_in_the_report(
+    tmp_path: Path, line: str
+) -> None:
+    run_writer = opened(tmp_path)
+    for step in (0, 10, 20):
+        run_writer.write(measurement(step))
+        with run_writer.measurements.path.open("a") as file:
+            file.write(line + "\n")
+        run_writer.measurements.size = run_writer.measurements.path.stat().st_size
+    run_writer.store.close()  # as killed: nothing is gathered
+    note = "line 2 (and 2 more) is no row of the table and left out."
+    found = asked(tmp_path)
+    assert found["measurements"] == 3 and found["notes"][0].endswith(note)
+    assert answered("follow", str(tmp_path))["steps"] == [0, 10, 20]
+    assert note in " ".join(printed("follow", str(tmp_path)).split())
+    assert read_run(tmp_path).notes == found["notes"]
+
+
+def test_neither_a_page_nor_its_server_waits_for_torch() -> None:
+    code = "import sys, rankscope.explorer.follow, rankscope.explorer.server; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_several_runs_have_one_figure(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2 as wire
 
 import rankscope
-from rankscope.errors import MissingExtraError
+from rankscope.errors import FileError, MissingExtraError
 from rankscope.live.monitor import Measurement
 from rankscope.live.monitor.monitor import Writer
 from rankscope.live.writers import JSONLines, MLflow, TensorBoard, Trackio, WandB, scalars
 from tests.live.loops import tasks
 from tests.live.measurements import NAMES, SENTENCE, measurement, value
+from tests.raising import raises
 
 STEPS = (0, 10, 20)
 
@@ -56,6 +57,32 @@ def test_json_lines_of_a_run_that_was_killed_and_went_back(tmp_path: Path) -> No
         file.write('{"step": 30, "monitor/lo')
     written(JSONLines(path), (10, 20, 30))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 10, 20, 30]
+
+
+NOTES = ["Buy milk.\nCall Ishmael.", '{"step": 30, "loss": 2.0}\n{"step": 40}\n', '{"step": 30, "loss": 2.0}', "x"]
+
+
+@pytest.mark.parametrize("notes", NOTES)
+def test_lines_of_json_are_not_written_over_something_else(tmp_path: Path, notes: str) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(notes)
+    with raises(FileError, subject=str(path)):
+        JSONLines(path)
+    assert path.read_text() == notes
+    writer = JSONLines(tmp_path / "mine.jsonl")
+    writer.path.write_text(notes)  # after the writer was made
+    with raises(FileError, subject=str(writer.path)):
+        writer.resume(0)
+    assert writer.path.read_text() == notes
+
+
+def test_lines_of_somebody_else_among_lines_of_json_stay(tmp_path: Path) -> None:
+    path, own = tmp_path / "lines.jsonl", '{"step": 30, "loss": 2.0}\n'
+    written(JSONLines(path))
+    with path.open("a") as file:
+        file.write(own)
+    JSONLines(path).resume(-1)
+    assert path.read_text() == own
 
 
 def test_tensorboard(tmp_path: Path) -> None:

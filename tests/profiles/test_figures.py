@@ -126,6 +126,8 @@ def test_spectra_have_a_panel_a_variant_and_a_line_a_layer() -> None:
     chart = spectrum_chart(spectra(NETS, X))
     assert [panel.heading for panel in chart.panels] == list(NETS)
     assert [len(panel.marks) for panel in chart.panels] == [6, 6]
+    for panel in chart.panels:
+        assert [line.colour for line in panel.marks] == [f"order {k / 5:.2f}" for k in range(6)]  # type: ignore[union-attr]
 
 
 def test_the_cloud_has_the_same_axes_in_every_panel_and_a_frame_a_layer() -> None:

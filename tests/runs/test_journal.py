@@ -111,3 +111,43 @@ def test_lines_that_cannot_be_gathered_stay_lines(tmp_path: Path) -> None:
         append(journal, GATHERED)
         assert steps_in(tmp_path) == list(range(GATHERED + 1))
         assert len(journal.lines) == 0
+
+
+HOSTILE = [
+    "[]", "7", "null", '"step"', "{}", '{"step": 5}', '{"step": "5", "rows": {"x": [1.0]}}',
+    '{"step": true, "rows": {}}',
+    '{"step": 5, "rows": [1.0]}', '{"step": 5, "rows": {"y": [1.0]}}', '{"step": 5, "rows": {"x": 1.0}}',
+    '{"step": 5, "rows": {"x": ["one"]}}', '{"step": 5, "rows": {"x": [[1.0]]}}', '{"step": 5, "rows": {"x": [{}]}}',
+    '{"step": NaN, "rows": {"x": [1.0]}}', '{"step": 1' + "0" * 30 + ', "rows": {"x": [1.0]}}', "[" * 10**5,
+    '{"step": 5, "rows": {"x": [1.0], "y": [1.0]}}', '{"step": 5, "rows": {"x": [' + "[" * 400 + "]" * 400 + "]}}",
+    "\xff",
+]  # fmt: skip
+
+
+def test_a_line_that_holds_no_rows_hides_no_other_and_is_named(tmp_path: Path) -> None:
+    for number, bad in enumerate(HOSTILE):
+        folder = tmp_path / str(number)
+        with Store(folder) as store:
+            append(Journal(store, "e", "t", SCHEMA, Manifest()), 0, 1, 2)
+        path = folder / "t" / "journal.jsonl"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([lines[0], bad, *lines[1:]]) + "\n", encoding="latin-1")
+        assert steps_in(folder) == [0, 1, 2], bad[:60]
+        (note,) = rankscope.read(folder).table_and_notes("t")[1]
+        assert f"{path}: line 2 is no row" in note
+        with Store(folder) as store:
+            again = Journal(store, "e", "t", SCHEMA, Manifest())
+            append(again, 3)
+            again.gather()
+        assert steps_in(folder) == [0, 1, 2, 3] and rankscope.read(folder).table_and_notes("t")[1] == []
+
+
+def test_a_cut_at_the_last_step_of_a_chunk_leaves_the_chunk(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        journal = Journal(store, "e", "t", SCHEMA, Manifest())
+        append(journal, *range(GATHERED))
+        append(journal, GATHERED, GATHERED + 1)
+        journal.cut(GATHERED - 1)
+        assert len(store.run.chunks("t")) == 2 and not journal.lines and steps_in(tmp_path) == list(range(GATHERED))
+        journal.cut(GATHERED - 2)
+        assert len(store.run.chunks("t")) == 1 and steps_in(tmp_path) == list(range(GATHERED - 1))

@@ -1,7 +1,11 @@
 """Loss spikes, and what came before them: against slow references, and on runs whose order of events is known."""
 
+import json
 import math
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,9 +17,12 @@ from torch import nn
 
 from rankscope import Monitor
 from rankscope.errors import FileError
+from rankscope.live.monitor.measurement import Measurement
 from rankscope.runs import spikes as module
-from rankscope.runs.signals import read_signals, split_loss
+from rankscope.runs.signals import read_signals, run_events, split_loss
 from rankscope.runs.spikes import Signal, deviations_from_mean, find_spikes, order_of_events, spike_score
+from rankscope.runs.training import read_training
+from tests.trainings import opened, spiking
 
 STEPS = np.arange(600)
 
@@ -40,6 +47,34 @@ def test_deviations_are_those_of_numpy(values: list[float], window: int, shift: 
         if sd > 1e-4 * (1 + np.abs(before - shifted[0]).max()):  # sums of squares resolve it
             assert found[k] == pytest.approx((shifted[k] - before.mean()) / sd, rel=1e-4, abs=1e-4)
     assert not found[: module.LEAST].any()
+
+
+@given(
+    st.lists(st.sampled_from([1.0, 1.1, 1.3, 0.7, 1e7, -1e12, 1e140, 1e-9]), min_size=30, max_size=120),
+    st.integers(20, 30),
+    st.sampled_from([math.inf, 7.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_large_value_leaves_no_trace_in_the_sums(values: list[float], window: int, outlier: float) -> None:
+    found, kept = deviations_from_mean(values, window, outlier), list[float]()
+    for value, deviation in zip(values, found.tolist(), strict=True):
+        before = np.array(kept[-window:]) - (kept[-1] if kept else 0.0)
+        if len(before) >= module.LEAST and before.std() > 0:
+            exact = (value - kept[-1] - before.mean()) / before.std()
+            assert deviation == pytest.approx(exact, rel=1e-6, abs=1e-6)
+        if abs(deviation) < outlier:
+            kept.append(value)
+
+
+def test_a_first_loss_of_ten_million_hides_no_later_spike_and_makes_none() -> None:
+    steps = np.arange(2000)
+    values = 2 + 0.1 * noise(11, 2000) + 3.0 * (steps == 1500)
+    values[0] = 1e7
+    assert [spike.first for spike in find_spikes(Signal("loss", steps, values))] == [1500]
+    values[1200:1203] = math.inf, -math.inf, 1e300
+    infinite, real = find_spikes(Signal("loss", steps, values))
+    assert (infinite.first, infinite.last, real.first) == (1200, 1202, 1500)
+    assert infinite.peak == math.inf and infinite.description == "is no number"
 
 
 def test_the_spike_score_counts_values_far_from_all_before() -> None:
@@ -171,6 +206,80 @@ def test_files_of_tensorboard_are_read(tmp_path: Path) -> None:
     assert loss.values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0] and entropy.name == "h.2/entropy"
 
 
+def test_folders_of_tensorboard_are_kept_apart_and_the_later_of_two_runs_counts(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'rankscope[tensorboard]'")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for folder, scale in (("train", 1.0), ("validation", 10.0)):
+        for first, factor in ((0, scale), (3, 2 * scale)):  # the second run goes on from step 3
+            with SummaryWriter(str(tmp_path / folder), filename_suffix=f".{first}", purge_step=first or None) as writer:
+                for step in range(first, 6 - first // 3):
+                    writer.add_scalar("loss", factor, step)
+    loss, (validation,) = split_loss(read_signals([tmp_path]))
+    assert (loss.name, validation.name) == ("train/loss", "validation/loss")
+    assert loss.values.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0] and validation.values[0] == 10.0
+    (alone,) = read_signals([tmp_path / "train"])
+    assert alone.name == "loss"
+
+
+WORDS = ["0.5", "Infinity", "-inf", "nan", "NaN", "None", "", "1e400", "0.25"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_words_for_numbers_are_numbers_and_the_later_of_repeated_steps_counts(tmp_path: Path, kind: str) -> None:
+    steps = [1, 2, 3, 4, 5, 6, 7, 8, 1]
+    table, path = pl.DataFrame({"step": steps, "loss": WORDS, "name": ["a"] * 9}), tmp_path / f"log.{kind}"
+    if kind == "jsonl":  # as Python's own json writes them, and killed in the middle of a line
+        values = [math.inf if word == "Infinity" else math.nan if word == "NaN" else word or None for word in WORDS]
+        lines = [json.dumps({"step": step, "loss": value}) for step, value in zip(steps, values, strict=True)]
+        path.write_text("\n".join([*lines, '{"step": 9, "lo']))
+    elif kind == "parquet":
+        table.with_columns(pl.col("step").cast(pl.Float64).replace(8.0, math.nan)).write_parquet(path)
+    else:
+        table.write_csv(path, separator="\t" if kind == "tsv" else ",")
+    (loss,) = read_signals([path])
+    expected = {1: 0.25, 2: math.inf, 3: -math.inf, 4: math.nan, 5: math.nan, 8: math.inf}
+    if kind == "parquet":
+        del expected[8]  # pandas has NaN for a step that is not there
+    assert loss.steps.tolist() == [*expected]
+    np.testing.assert_array_equal(loss.values, [*expected.values()])
+
+
+HOSTILE = {
+    "fractions.csv": "step,loss\n0.1,1\n0.2,1\n", "words.csv": "step,loss\none,1\ntwo,1\n",
+    "inf.csv": "step,loss\ninf,1\n",
+    "huge.csv": "step,loss\n1e300,1\n", "layers.csv": "step,metric,layer,value\n1,loss,first,2\n",
+    "values.csv": "step,metric,value\n1,loss,a\n", "mixed.csv": "step,loss\n1,0.5\n2,oops\n3,0.5\n",
+    "ragged.csv": "step,loss\n1,2,3\n", "empty.csv": "",
+    "list.jsonl": "[]\n{}\n", "deep.jsonl": "[" * 10**5 + "\n{}\n", "half.jsonl": '{"step": 1\n{"step": 2}\n',
+    "none.parquet": "PAR1", "lists.jsonl": '{"step": [1], "loss": {"a": 1}}\n', "latin.jsonl": b'{"\xe9": 1}\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_table_that_holds_something_else_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    content, path = HOSTILE[name], tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(FileError, match=f"{name} must"):
+        read_signals([path])
+
+
+CELLS = st.text('01.-einfa,\n"[{}:', max_size=8) | st.none() | st.floats() | st.integers()
+
+
+@given(st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=6), st.sampled_from(["csv", "jsonl", "parquet"]))
+@settings(max_examples=100, deadline=None)
+def test_no_table_brings_a_raw_error(rows: list[list[Any]], kind: str) -> None:
+    table = pl.DataFrame(
+        {name: [row[k] for row in rows] for k, name in enumerate(("step", "loss", "layer"))}, strict=False
+    )
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"log.{kind}"
+        getattr(table, {"jsonl": "write_ndjson"}.get(kind, f"write_{kind}"))(path)
+        with suppress(FileError):
+            order_of_events(*split_loss(read_signals([path])))
+
+
 def test_a_run_of_a_monitor_is_read_with_the_largest_loss_between_measurements(tmp_path: Path) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -181,6 +290,19 @@ def test_a_run_of_a_monitor_is_read_with_the_largest_loss_between_measurements(t
     assert loss.steps.tolist() == [5, 10, 15, 20] and loss.values[:3].tolist() == [1.0, 9.0, 1.0]
     assert math.isnan(loss.values[3])
     assert {(signal.name, signal.layer) for signal in others} >= {("relative_mu", 0), ("relative_mu", 2)}
+
+
+def test_events_are_found_of_a_run_with_a_loss_alone(tmp_path: Path) -> None:
+    for name in ("with", "without"):
+        run_writer = opened(tmp_path / name)
+        for step in range(0, 2400, 10):
+            found = spiking(step, 2300)
+            kept = found.rows.filter(pl.col("metric") != "loss") if name == "without" else found.rows
+            run_writer.write(Measurement(step, kept))
+        run_writer.close()
+    assert run_events(read_training(tmp_path / "without")) is None
+    report = run_events(read_training(tmp_path / "with"))
+    assert report is not None and [spike.first for spike in report.spikes] == [2300] and report.sure(0).height
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def test_lines_of_json_keep_every_value_and_those_after_a_step_are_read(tmp_path
     path = tmp_path / "journal.jsonl"
     path.write_text(text_of(lines) + '{"step": 9, "ro', encoding="utf-8")
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()[:2]] == [0, 7]
-    assert_frame_equal(frame_of(read_lines(path, -1), TABLE.schema), TABLE)
-    assert_frame_equal(frame_of(read_lines(path, 0), TABLE.schema), TABLE[2:])
-    assert read_lines(tmp_path / "none", -1) == []
+    assert_frame_equal(frame_of(read_lines(path, -1, TABLE.schema)[0], TABLE.schema), TABLE)
+    assert_frame_equal(frame_of(read_lines(path, 0, TABLE.schema)[0], TABLE.schema), TABLE[2:])
+    assert read_lines(tmp_path / "none", -1, TABLE.schema) == ([], [])
 
 
 def test_a_table_holds_its_manifest_and_a_damaged_one_is_named(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import json
 import re
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -291,15 +292,20 @@ def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
     from rankscope.runs.training import TRAINING
 
     values: dict[str, float] = {}
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # the file of another trainer, or none
         state = json.loads((checkpoint.folder / "trainer_state.json").read_text(encoding="utf-8"))
-        for line in sorted(state["log_history"], key=lambda line: line["step"]):
+        lines = [line for line in state["log_history"] if isinstance(line, dict) and type(line.get("step")) is int]
+        for line in sorted(lines, key=lambda line: line["step"]):
             if line["step"] <= checkpoint.step:
-                values |= {LOGGED[name]: float(line[name]) for name in LOGGED if name in line}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        values = {}  # the file of another trainer, or none
-    same = {"step": checkpoint.step, "spread": 0.0, "floor": 0.0, "samples": 1, "broken": 0}
-    rows = [{**same, "metric": name, "value": x, "least": x, "most": x} for name, x in values.items()]
+                for name in (name for name in LOGGED if name in line):
+                    with suppress(ArithmeticError, ValueError, TypeError):  # no number
+                        values[LOGGED[name]] = float(line[name])
+    same = {"step": checkpoint.step, "spread": 0.0, "floor": 0.0, "samples": 1}
+    rows = [
+        {**same, "metric": name, **dict.fromkeys(("value", "least", "most"), x if isfinite(x) else None),
+         "broken": int(not isfinite(x))}
+        for name, x in values.items()
+    ]  # fmt: skip
     return pl.DataFrame(rows, schema=TRAINING)
 
 

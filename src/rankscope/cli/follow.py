@@ -98,10 +98,10 @@ def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
 def _serve(runs: list[Path], metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
     """Serve the page of the runs until Ctrl-C."""
     listening, address = open_port("a page", page.port)
+    say_address("Following", address, printing, runs=list(map(str, runs)))
     from rankscope.explorer.follow import app
     from rankscope.explorer.server import serve_forever
 
-    say_address("Following", address, printing, runs=list(map(str, runs)))
     serve_forever(app(runs, listening.getsockname()[1], metric), listening, None if page.no_open else address)
 
 
@@ -125,6 +125,7 @@ def shown(
     if training.broken:
         words = "reading was no number" if training.broken == 1 else "readings were no numbers"
         parts.append(Text(f"{training.broken} {words}: something overflowed."))
+    parts += map(Text, training.notes)
     if len(training.alarms):
         parts.append(_alarms(training))
     elif training.steps and not quiet:
@@ -171,6 +172,7 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
         "certificates": training.certificates.to_dicts(),
         "alarms": training.alarms.to_dicts(),
         "forecast": training.forecast,
+        "notes": training.notes,
     }
 
 

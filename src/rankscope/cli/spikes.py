@@ -34,6 +34,8 @@ def spikes(
     from rankscope.runs.spikes import order_of_events
 
     opt.require_positive(deviations=deviations)
+    if results.output is not None:
+        _keep_sources(sources, results.output)
     of_loss, signals = split_loss(read_signals(sources), loss)
     report = order_of_events(of_loss, signals, window=window, deviations=deviations)
     if results.output is not None:
@@ -70,6 +72,20 @@ def _table(report: "SpikeReport", index: int) -> "Table":
     return table
 
 
+def _written(folder: Path) -> tuple[Path, Path]:
+    return folder / "spikes.csv", folder / "events.csv"
+
+
+def _keep_sources(sources: list[Path], folder: Path) -> None:
+    """Refuse a folder in which a table that is read here would be written over."""
+    from rankscope.errors import FileError
+
+    read = {source.resolve() for source in sources}
+    for path in _written(folder):
+        if path.resolve() in read:
+            raise FileError(f"{path} is read here and would be written over: give -o another folder", subject=str(path))
+
+
 def _write(folder: Path, report: "SpikeReport") -> None:
     """Put the spikes and the events into a folder, as CSV."""
     import polars as pl
@@ -78,7 +94,7 @@ def _write(folder: Path, report: "SpikeReport") -> None:
 
     writable_folder(folder)
     schema = {"first": pl.Int64, "last": pl.Int64, "peak": pl.Float64, "deviations": pl.Float64}
-    tables = {"spikes": pl.DataFrame([spike._asdict() for spike in report.spikes], schema=schema)}
-    for name, table in {**tables, "events": report.events}.items():
-        with atomic(folder / f"{name}.csv") as path:
-            table.write_csv(path)
+    spikes = pl.DataFrame([spike._asdict() for spike in report.spikes], schema=schema)
+    for path, table in zip(_written(folder), (spikes, report.events), strict=True):
+        with atomic(path) as temporary:
+            table.write_csv(temporary)

@@ -39,18 +39,21 @@ def sweep(
     """Measure every cell of a specification: a grid, a list or a sample of networks and texts.
 
     Cells are kept as they end. The same command into the same folder resumes where it stopped; a changed
-    specification computes what is new. A cell that fails is a row with its reason.
+    specification computes what is new. A cell that fails is a row with its reason; if all fail, the exit code is 2.
     """
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as run_sweep
+    from rankscope.errors import SweepError
 
-    specification = read_spec(spec)
     require_report()
     folder = results.output or Path("runs") / spec.stem
-    total, done = len(specification.cells), 0
+    total, done = 0, 0
     try:
         with progress(results.silent) as start:
-            bar = start(f"{total:,} cells")
+            bar = start(f"Reading the cells of {spec}")  # a million of them take a while
+            specification = read_spec(spec)
+            total = len(specification.cells)
+            bar(0, None, f"{total:,} cells: looking for those that are kept")
 
             def tell(cells_done: int, of: int) -> None:
                 nonlocal done
@@ -66,16 +69,28 @@ def sweep(
                 command=command_line(),
             )
     except KeyboardInterrupt as stop:
+        if not total:
+            raise
         raise Interruption(f"after {done:,} of {total:,} cells; the same command resumes from there") from stop
     report = write_figures(result)
     if results.as_json:
-        return machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
-    console().print(cells_table(result))
+        machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
+    else:
+        _show(result, folder, report, results.quiet)
+    if len(result.failed) == total:
+        kept = f"{folder} has the reasons"
+        raise SweepError(f"at least one of {total:,} cells must have numbers; all failed: {kept}", subject=str(spec))
+
+
+def _show(result: "Sweep", folder: Path, report: Path, quiet: bool) -> None:
+    """Print the cells, which of them failed and why, and where everything is."""
+    if len(result.table):
+        console().print(cells_table(result))
     for row in result.failed.head(SHOWN).iter_rows(named=True):
         say(f"Cell {row['cell']} failed: {row['reason']}")
     if len(result.failed) > SHOWN:
         say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).table('cells').")
-    if not results.quiet:
+    if not quiet:
         say_where("Table", folder / "sweep.parquet")
         say_where("Report", report)
 

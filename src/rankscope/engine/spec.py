@@ -112,20 +112,22 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
     for name in ("all", "grid", "sample"):
         if not isinstance(tables.get(name, {}), Mapping):
             raise SweepError(f"{name} must be a table of factors; got a {type(tables[name]).__name__}", subject=name)
-    cells: dict[str, Cell] = {}
+    chosen = SweepOptions(**options)
+    cells, named = dict[str, Cell](), False
     for factors in _cells(tables):
+        named = named or bool(factors or tables.get("all"))
         cell = checked({**tables.get("all", {}), **factors})
         cells.setdefault(repr(sorted(cell.items())), cell)
         if len(cells) > MOST_CELLS:
             raise SweepError(f"a sweep must have at most {MOST_CELLS:,} cells; its parts have more", subject="cells")
-    if not cells:
+    if not cells or not named:
         sentence = "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]"
         raise SweepError(sentence, subject="cells")
-    return Spec(tuple(cells.values()), SweepOptions(**options))
+    return Spec(tuple(cells.values()), chosen)
 
 
 def _cells(tables: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The factors of each cell of a specification; one cell of defaults if it names none."""
+    """The factors of each cell of a specification; where it has `[all]` alone, one cell without more."""
     if "grid" in tables:
         yield from _grid(tables["grid"])
     listed = tables.get("list", [])

@@ -2,8 +2,9 @@
 
     GET  /                  the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/training      ?run=INDEX&metric=NAME&mark=MARK: all that is drawn of a run, or only the mark where
-                            nothing was written since the answer that had it; of several runs also their loss and
-                            that metric at their last layers, in one figure
+                            nothing was written since the answer that had it; of several runs also the alarms of
+                            the others (their number and the first), and the loss of all and that metric at their last
+                            layers, in one figure
     GET  /api/spikes        ?run=INDEX: the loss spikes of a run, and which signals left their band before each
 
 What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is. What came
@@ -55,7 +56,13 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
             return {"mark": mark}
         with lock:
             trainings = [read_at(*each) for each in zip(folders, stamps, strict=True)]
-        shown = described(trainings[max(0, min(run, len(folders) - 1))], metric)
+        here = max(0, min(run, len(folders) - 1))
+        shown = described(trainings[here], metric)
+        shown["elsewhere"] = [
+            {"run": k, "raised": other.alarms.height, **other.alarms.row(0, named=True)}
+            for k, other in enumerate(trainings)
+            if k != here and other.alarms.height
+        ]
         if len(folders) > 1 and shown["metric"] is not None:
             together = side_by_side(dict(zip(short_names(folders), trainings, strict=True)), shown["metric"])
             shown["figures"]["together"] = page_figure(together)
@@ -115,6 +122,7 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "metrics": [{"name": name, "says": title_of(name)} for name in training.metrics],
         "figures": {name: page_figure(chart) for name, chart in charts.items()},
         "broken": training.broken,
+        "notes": training.notes,
         "alarms": [*training.alarms.head(1).to_dicts(), *training.alarms[1:].tail(ALARMS).reverse().to_dicts()],
         "raised": training.alarms.height,
         "forecast": training.forecast,

@@ -75,7 +75,7 @@ class NetworkCache:
         net = self._base(controls)
         if controls.remedies is None:
             return net
-        key = Controls(model=controls.model, shape=controls.shape, layers=controls.layers, remedies=controls.remedies)
+        key = _with_remedies_alone(controls)
         if key not in self._with_remedies:
             net = net if controls.layers is None else net.variant(layers=controls.layers)
             for chosen in chosen_remedies(controls):
@@ -91,8 +91,9 @@ class NetworkCache:
         return self._norms.setdefault(id(net), WeightNorms())
 
     def holds(self, controls: Controls) -> bool:
-        """True unless the controls name a random network that is no longer kept."""
-        return controls.model != RANDOM or controls.shape.model_dump_json() in self._random
+        """True unless the controls name a random network, or one with remedies, that is no longer kept."""
+        drawn = controls.model != RANDOM or controls.shape.model_dump_json() in self._random
+        return drawn and (controls.remedies is None or _with_remedies_alone(controls) in self._with_remedies)
 
     def described(self) -> list[dict[str, Any]]:
         """For the page: each network's name, and what is known of it without loading it."""
@@ -131,6 +132,11 @@ class NetworkCache:
 
     def _forget(self, net: Transformer) -> None:
         self._norms.pop(id(net), None)
+
+
+def _with_remedies_alone(controls: Controls) -> Controls:
+    """The controls that decide a network with its remedies, all others as the page begins."""
+    return Controls(model=controls.model, shape=controls.shape, layers=controls.layers, remedies=controls.remedies)
 
 
 def described_remedies() -> list[dict[str, Any]]:

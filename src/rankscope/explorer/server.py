@@ -1,4 +1,7 @@
-"""Runs the explorer at a port of the loopback until Ctrl-C."""
+"""Runs the explorer at a port of the loopback until Ctrl-C.
+
+Its address is printed as soon as the port is bound, so this file imports nothing that takes long: no torch.
+"""
 
 import asyncio
 import signal
@@ -6,17 +9,18 @@ import socket
 import threading
 import webbrowser
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.errors import ExplorerError
-from rankscope.explorer.api import app
 from rankscope.explorer.guard import Guard
-from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.network_cache import NetworkCache
+
+if TYPE_CHECKING:
+    from rankscope.explorer.jobs import Jobs
+    from rankscope.explorer.network_cache import NetworkCache
 
 LOOPBACK = "127.0.0.1"
 REQUEST_SECONDS = 10.0  # within which a request must have arrived, head and body
@@ -40,10 +44,11 @@ def bind_port(port: int) -> socket.socket:
     return listening
 
 
-def make_server(asgi: Guard, jobs: Jobs, patience: float = REQUEST_SECONDS) -> uvicorn.Server:
-    """The uvicorn server of an app and its computations, to be run with `server.run(sockets=[bind_port(0)])`.
+def make_server(asgi: Guard, jobs: "Jobs | None" = None, patience: float = REQUEST_SECONDS) -> uvicorn.Server:
+    """The uvicorn server of an app, to be run with `server.run(sockets=[bind_port(0)])`.
 
-    `patience` is how many seconds it waits for a request to arrive.
+    `jobs` are its computations, if it has any, which end with it. `patience` is how many seconds it waits for a
+    request to arrive.
     """
     config = uvicorn.Config(
         asgi,
@@ -60,15 +65,18 @@ def make_server(asgi: Guard, jobs: Jobs, patience: float = REQUEST_SECONDS) -> u
     return _PageServer(config, jobs)
 
 
-def serve(networks: NetworkCache, listening: socket.socket, page: str | None = None) -> None:
+def serve(networks: "NetworkCache", listening: socket.socket, page: str | None = None) -> None:
     """Run the explorer over these networks until Ctrl-C, and open a browser at `page`."""
+    from rankscope.explorer.api import app
+    from rankscope.explorer.jobs import Jobs
+
     jobs = Jobs()
     serve_forever(app(networks, listening.getsockname()[1], jobs), listening, page, jobs)
 
 
-def serve_forever(asgi: Guard, listening: socket.socket, page: str | None = None, jobs: Jobs | None = None) -> None:
+def serve_forever(asgi: Guard, listening: socket.socket, page: str | None = None, jobs: "Jobs | None" = None) -> None:
     """Run an app until Ctrl-C, and open a browser at `page`."""
-    server = make_server(asgi, jobs or Jobs())
+    server = make_server(asgi, jobs)
     if page is not None:
         threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
     server.run(sockets=[listening])
@@ -77,7 +85,7 @@ def serve_forever(asgi: Guard, listening: socket.socket, page: str | None = None
 class _PageServer(uvicorn.Server):
     """A server that Ctrl-C ends without a traceback, together with the answers under way."""
 
-    def __init__(self, config: uvicorn.Config, jobs: Jobs) -> None:
+    def __init__(self, config: uvicorn.Config, jobs: "Jobs | None") -> None:
         super().__init__(config)
         self.jobs = jobs
 
@@ -86,7 +94,8 @@ class _PageServer(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
-        self.jobs.close()
+        if self.jobs is not None:
+            self.jobs.close()
 
 
 def impatient_protocol(seconds: float = REQUEST_SECONDS) -> type[H11Protocol]:

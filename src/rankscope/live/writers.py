@@ -17,10 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rankscope.errors import FileError
 from rankscope.extras import need
-from rankscope.files import append_whole, write_text
+from rankscope.files import append_whole, atomic
 from rankscope.live.monitor.measurement import Measurement
-from rankscope.runs.tables import read_lines
 from rankscope.runs.training import PATHS
 
 __all__ = ["JSONLines", "MLflow", "TensorBoard", "Trackio", "WandB"]
@@ -33,7 +33,10 @@ class JSONLines:
     """Writes a line of JSON for each measurement: the step, every number by name, the alarms' sentences.
 
     Args:
-        path: The file; folders on the way are made.
+        path: The file; folders on the way are made. One that this writer began is continued.
+
+    Raises:
+        FileError: The file begins with something else.
 
     >>> import tempfile, polars as pl
     >>> from rankscope.runs.training import TRAINING
@@ -47,6 +50,7 @@ class JSONLines:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._size: int | None = None  # bytes of complete lines; None before the first measurement
+        self._earlier()
 
     def __call__(self, measurement: Measurement) -> None:
         """Append one line. Before the first one, drop the lines that an earlier run left of later steps."""
@@ -57,10 +61,20 @@ class JSONLines:
         self._size = append_whole(self.path, self._size or 0, json.dumps(line) + "\n")
 
     def resume(self, step: int) -> None:
-        """Drop the lines of steps after `step`, and the incomplete last line of a run that was killed."""
-        lines = [line for line in read_lines(self.path, -1) if line["step"] <= step]
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
-        self._size = self.path.stat().st_size
+        """Drop the measurements of steps after `step`, and the incomplete last line of a run that was killed. Lines
+        that this writer did not write stay."""
+        kept = b"".join(line for line in self._earlier() if (of := _step_of(line)) is None or of <= step)
+        with atomic(self.path) as temporary:
+            temporary.write_bytes(kept)
+        self._size = len(kept)
+
+    def _earlier(self) -> list[bytes]:
+        """The complete lines of the file; raises if it is not this writer's, before anything in it is lost."""
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
+        if lines and _step_of(lines[0]) is None and not (len(lines) == 1 and _is_begun(lines[0])):
+            sentence = f"{self.path} must be a new file, or one that JSONLines began; it holds something else"
+            raise FileError(f"{sentence}: give another", subject=str(self.path))
+        return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
     def close(self) -> None:
         """End the file; nothing is kept open between measurements."""
@@ -242,6 +256,24 @@ def scalar_name(metric: str, layer: int | None, head: int | None) -> str:
     if layer is None:  # not `train/`: loops write a `train/loss` of their own there
         return f"monitor/{metric}"
     return f"{metric}/layer_{layer:02}" + ("" if head is None else f"/head_{head:02}")
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a line that `JSONLines` wrote; None of another."""
+    try:
+        content = json.loads(line)
+        return int(content["step"]) if isinstance(content["alarms"], list) else None
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+
+
+def _is_begun(line: bytes) -> bool:
+    """True of the beginning of a line that `JSONLines` was killed in."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.startswith(b'{"step": ') or b'{"step": '.startswith(line)
+    return False
 
 
 def _imported(module: str) -> Any:

@@ -154,7 +154,9 @@ def read_run(folder: str | Path) -> ReportedRun:
         certificates[", ".join(network.variant for network in certificate.manifest.networks)] = certificate
         inside.append(certificate.manifest)
     training = read_training(folder) if TRAINING in stored.names else None
-    inside += [] if training is None else [training.manifest]
+    if training is not None:
+        inside.append(training.manifest)
+        notes += training.notes
     sweep = read_sweep(stored) if stored.has("sweep") else None
     inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]

@@ -13,7 +13,6 @@ import polars as pl
 
 from rankscope.figures import description as fig
 from rankscope.figures.style import ALARM, LISTED, evenly
-from rankscope.metrics import symbol_of
 from rankscope.runs.step_axis import StepAxis
 from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, split_stack, title_of
 
@@ -25,6 +24,8 @@ MARKED = 40  # steps up to which each has a mark on its line: a single one must 
 
 def metric_title(metric: str) -> fig.Formula:
     """The symbol of a metric, as an axis has it."""
+    from rankscope.metrics import symbol_of  # with torch, which is not waited for before a page has its address
+
     return fig.Formula(symbol_of(metric), symbol_of(metric, tex=True))
 
 

@@ -35,7 +35,7 @@ class Journal:
         self.path = store.folder / name / JOURNAL
         if not store.run.chunks(name):
             store.append(entry, name, pl.DataFrame(schema=self.schema), manifest)
-        self.lines = read_lines(self.path, store.run.gathered(name))
+        self.lines = read_lines(self.path, store.run.gathered(name), self.schema)[0]
         content = self.path.read_bytes() if self.path.is_file() else b""
         self.size = content.rfind(b"\n") + 1  # bytes of complete lines; what follows is cut by the next `append`
         self._cut_to: int | None = None  # the step of a `cut` that failed
@@ -52,6 +52,7 @@ class Journal:
         """Write the rows of a step: all of them or, if the process is killed or the disk is full, none."""
         if self._cut_to is not None:
             self.cut(self._cut_to)
+        self.store.require_place()
         line = line_of(step, rows.select(self.schema.names()))
         self.size = append_whole(self.path, self.size, text_of([line]))
         self.lines.append(line)
@@ -72,6 +73,7 @@ class Journal:
     def cut(self, step: int) -> None:
         """Remove the rows of all steps after this one."""
         self._cut_to = step
+        self.store.require_place()
         for chunk in reversed(self.store.run.chunks(self.name)[1:]):
             table = pl.read_parquet(self.store.run.path(chunk))
             if int(table["step"].max()) <= step:  # type: ignore[arg-type]
@@ -89,5 +91,6 @@ class Journal:
         self._rewrite()
 
     def _rewrite(self) -> None:
+        self.store.require_place()
         write_text(self.path, text_of(self.lines))
         self.size = self.path.stat().st_size

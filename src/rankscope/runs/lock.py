@@ -54,27 +54,35 @@ def lock_if_free(folder: Path, file: str = LOCK_FILE) -> int | None:
             os.close(handle)
             sentence = f"{folder} must be a folder that can be locked; {error.strerror}"
             raise FileError(sentence, subject=str(folder)) from error
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(handle)):
-                return handle
+        if is_held(folder, handle, file):
+            return handle
         os.close(handle)  # another writer removed the file in between: a lock on it would keep nobody out
 
 
+def is_held(folder: Path, handle: int, file: str = LOCK_FILE) -> bool:
+    """True while the lock file in the folder is the one that was locked: False once the folder was renamed, deleted or
+    made again, when another writer may be in the place of it."""
+    try:
+        return os.path.samestat((folder / file).stat(), os.fstat(handle))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def unlock(folder: Path, handle: int, file: str = LOCK_FILE) -> None:
-    """Release the lock, and remove its file.
+    """Release the lock, and remove its file, unless another writer's is in the place of it.
 
     Args:
         folder: As `lock` was given it.
         handle: What `lock` returned.
         file: As `lock` was given it.
     """
-    path = folder / file
+    held = is_held(folder, handle, file)
     if os.name == "nt":  # where a file that somebody has open cannot be removed
         os.close(handle)
-        with contextlib.suppress(OSError):
-            path.unlink()
-    else:
-        path.unlink(missing_ok=True)
+    if held:
+        with contextlib.suppress(OSError if os.name == "nt" else FileNotFoundError):
+            (folder / file).unlink()
+    if os.name != "nt":
         os.close(handle)
 
 

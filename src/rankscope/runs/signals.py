@@ -3,12 +3,17 @@
 | source                                | what it is                                                                 |
 |---------------------------------------|----------------------------------------------------------------------------|
 | a run folder                          | what a `Monitor` or `rankscope checkpoints` wrote                          |
-| a folder with TensorBoard's files     | every scalar, under its tag                                                |
+| a folder with TensorBoard's files     | every scalar, under its tag; of several folders below it, under FOLDER/TAG |
 | CSV, Parquet, JSON lines: a wide table| a column of steps, and one for each number (W&B's export, a trainer's log) |
 | the same: a long table                | step · metric · value, and layer · head where there are some               |
 | TensorBoard's CSV of one number       | Wall time · Step · Value, named by its file                                |
+
+Steps are whole numbers, and rows without one are passed over. Of several values at one step the last one counts, as of
+a training that went back to a checkpoint. Words for a number (NaN, Infinity, -inf) are numbers; words for none (None,
+null, NA) are none.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,9 +25,12 @@ from rankscope.extras import need
 from rankscope.runs.spikes import Signal, SpikeReport, find_spikes, order_of_events
 from rankscope.runs.training import TrainingRun, read_training
 
-STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step")
+STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step",
+        "train/global_step")  # fmt: skip
 LOSS = ("loss", "train/loss", "train_loss", "training_loss", "training loss", "train/ce_loss", "loss/train", "lm loss")
 TIMES = {"wall time", "wall_time", "_timestamp", "timestamp", "relative time (process)", "_runtime", "epoch"}
+NONE = ("", "none", "null", "na", "n/a", "<na>")  # Words of a table that stand for no number
+MOST_STEP = 2.0**53  # Above it, a float does not count every whole number
 
 
 def read_signals(sources: Sequence[str | Path]) -> list[Signal]:
@@ -40,8 +48,8 @@ def read_signals(sources: Sequence[str | Path]) -> list[Signal]:
         for signal in _read(source):
             key = (signal.name, signal.layer, signal.head)
             if key in signals:
-                sentence = f"each number must come from one source; {signal.name} is in {source} and in another"
-                raise FileError(sentence, subject=str(source))
+                twice = f"{signal.name} is in {source} and in another, or there twice"
+                raise FileError(f"each number must come from one source; {twice}", subject=str(source))
             signals[key] = signal
     return list(signals.values())
 
@@ -121,28 +129,31 @@ def _tensorboard(folder: Path) -> list[Signal]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags: dict[str, dict[int, float]] = {}
-    for path in sorted(folder.rglob("events.out.tfevents*")):
-        events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
+    places = sorted({path.parent for path in folder.rglob("events.out.tfevents*")})
+    for place in places:
+        events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
+        inside = place.relative_to(folder).as_posix() if len(places) > 1 and place != folder else ""
         for tag in events.Tags()["scalars"]:
-            tags.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
+            name = f"{inside}/{tag}" if inside else tag
+            tags.setdefault(name, {}).update({event.step: event.value for event in events.Scalars(tag)})
     return [_signal(tag, [*sorted(values)], [values[step] for step in sorted(values)]) for tag, values in tags.items()]
 
 
 def _opened(path: Path) -> pl.DataFrame:
     """The table in a file, by the end of its name."""
     readers = {
-        ".csv": lambda: pl.read_csv(path, infer_schema_length=None),
-        ".tsv": lambda: pl.read_csv(path, separator="\t", infer_schema_length=None),
-        ".parquet": lambda: pl.read_parquet(path),
-        ".jsonl": lambda: pl.read_ndjson(path, infer_schema_length=None),
+        ".csv": lambda: pl.read_csv(path, infer_schema=False, glob=False),
+        ".tsv": lambda: pl.read_csv(path, separator="\t", infer_schema=False, glob=False),
+        ".parquet": lambda: pl.read_parquet(path, glob=False),
+        ".jsonl": lambda: _json_lines(path),
     }
     if path.suffix.lower() not in readers:
         kinds = ", ".join(readers)
         raise FileError(f"a table of numbers must be one of {kinds}; got {path.name}", subject=str(path))
     try:
         return readers[path.suffix.lower()]()
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         came = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(
             f"{path} must be a table of numbers by step; it cannot be read: {came}", subject=str(path)
@@ -155,23 +166,81 @@ def _table(table: pl.DataFrame, path: Path) -> list[Signal]:
     step = next((names[name] for name in STEP if name in names), None)
     if step is None:
         raise FileError(f"{path} must have a column of steps ({', '.join(STEP[:3])}); it has none", subject=str(path))
-    table = table.filter(pl.col(step).is_not_null()).with_columns(pl.col(step).cast(pl.Float64).cast(pl.Int64))
+    steps = _whole(table, step, path)
     if {"metric", "value"} <= names.keys():
-        optional = [names.get(name) for name in ("layer", "head")]
-        columns = [pl.lit(None, pl.Int64) if name is None else pl.col(name).cast(pl.Int64) for name in optional]
-        chosen = [pl.col(step).alias("step"), columns[0].alias("layer"), columns[1].alias("head")]
-        metric, value = pl.col(names["metric"]).alias("metric"), pl.col(names["value"]).cast(pl.Float64).alias("value")
-        return _long(table.select(*chosen, metric, value))
+        wholes = [_whole(table, names[name], path) for name in ("layer", "head") if name in names]
+        values = _numbers(table, names["value"], path)
+        if values is None:
+            raise FileError(f"{path} must have numbers in its column {names['value']}; it has none", subject=str(path))
+        metrics = table[names["metric"]].cast(pl.String).alias("metric")
+        rows = pl.DataFrame([steps.alias("step"), metrics, values.alias("value"), *wholes])
+        rows = rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in ("layer", "head") if name not in names)
+        return _long(
+            rows.rename({series.name: series.name.lower() for series in wholes}).drop_nulls(["step", "metric"])
+        )
     signals = []
     for name in table.columns:
-        is_number = table[name].dtype.is_numeric() and name != step and name.lower() not in TIMES
-        if is_number and not name.endswith(("__MIN", "__MAX")):
-            rows = table.select(pl.col(step).alias("step"), pl.col(name).cast(pl.Float64).alias("value"))
-            rows = rows.drop_nulls().group_by("step").agg(pl.col("value").mean()).sort("step")
+        if name == step or name.lower() in TIMES or name.endswith(("__MIN", "__MAX")):
+            continue
+        if (values := _numbers(table, name, path)) is not None:
             label = path.stem if name.lower() == "value" else name.rpartition(" - ")[2]  # W&B: "run name - number"
-            if rows.height:
-                signals.append(_signal(label, rows["step"].to_list(), rows["value"].to_list()))
+            rows = pl.DataFrame({"step": steps, "value": values, "metric": [label] * len(steps)}).drop_nulls()
+            signals += _long(rows.with_columns(layer=pl.lit(None, pl.Int64), head=pl.lit(None, pl.Int64)))
     return signals
+
+
+def _json_lines(path: Path) -> pl.DataFrame:
+    """The objects of a file of JSON lines as a table of texts; half a last line is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows: list[dict[str, object]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            row = {} if number == len(lines) else None
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is no JSON object: remove it")
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    texts = {name: [None if row.get(name) is None else str(row[name]) for row in rows] for name in names}
+    return pl.DataFrame(texts, schema=dict.fromkeys(names, pl.String))
+
+
+def _numbers(table: pl.DataFrame, name: str, path: Path) -> pl.Series | None:
+    """A column as numbers, null where there is none; None of a column of something else, such as names.
+
+    Raises:
+        FileError: Most of its entries are numbers and some are words.
+    """
+    column = table[name]
+    if column.dtype.is_numeric():
+        return column.cast(pl.Float64)
+    if column.dtype != pl.String:
+        return None
+    words = column.str.strip_chars()
+    numbers = words.cast(pl.Float64, strict=False)
+    wrong = words.filter(numbers.is_null() & ~words.str.to_lowercase().is_in(NONE))  # one that is null is not wrong
+    count = len(numbers) - numbers.null_count()
+    if not count or len(wrong) > count:
+        return None
+    if len(wrong):
+        sentence = (
+            f"{path} must have numbers in its column {name}; got {wrong[0][:40]!r}: mend it, or take the column out"
+        )
+        raise FileError(sentence, subject=str(path))
+    return numbers
+
+
+def _whole(table: pl.DataFrame, name: str, path: Path) -> pl.Series:
+    """A column of whole numbers, null where there is none (a NaN is none, too)."""
+    numbers = _numbers(table, name, path)
+    known = table[name].drop_nulls() if numbers is None else numbers.fill_nan(None)
+    wrong = known if numbers is None else known.filter((known != known.round()) | (known.abs() >= MOST_STEP))
+    if len(wrong):
+        advice = ": give one that counts steps, not epochs" if name.lower() in STEP else ""
+        sentence = f"{path} must have whole numbers in its column {name}; got {str(wrong[0])[:40]}{advice}"
+        raise FileError(sentence, subject=str(path))
+    return pl.Series(name, [None] * len(table), pl.Int64) if numbers is None else known.cast(pl.Int64)
 
 
 def _long(rows: pl.DataFrame) -> list[Signal]:
@@ -179,7 +248,7 @@ def _long(rows: pl.DataFrame) -> list[Signal]:
     signals = []
     keys = ["metric", "layer", "head"]
     for (name, layer, head), mine in rows.group_by(keys, maintain_order=True):
-        mine = mine.sort("step")
+        mine = mine.unique("step", keep="last").sort("step")
         values = mine["value"].fill_null(float("nan")).to_numpy()
         signals.append(Signal(str(name), mine["step"].to_numpy(), values, layer, head))
     return signals

@@ -32,6 +32,8 @@ from rankscope.errors import FileError
 DEVIATIONS, WINDOW = 7.0, 1000  # OLMo 2's: how far a spike is away, and over how many values the mean goes
 SHORT = 50  # The least window
 LEAST = 20  # Values that there must be before one can be a spike, or a band
+SQUARED = 1e150  # A loss of this size or more is infinitely far away: its square is no number
+CANCELLED = 1e-6  # The share of the largest sum of squares below which sums have lost too many digits
 GAP = 10  # Values between two spikes that count as one
 REFERENCE, HORIZON = 100, 50  # Values that a band is made of, and the longest lead in values
 WIDTH = 5.0  # Half the width of a band, in spreads
@@ -155,26 +157,29 @@ def deviations_from_mean(values: Any, window: int = WINDOW, outlier: float = mat
     >>> float(deviations_from_mean([1.0, 1.2] * 20 + [3.1])[-1].round())
     20.0
     """
-    numbers = np.asarray(values, dtype=float)
-    finite = numbers[np.isfinite(numbers)]
-    origin = finite[0] if len(finite) else 0.0  # sums of squares of what is left lose no digits to a large mean
-    deviations, kept, total, square = np.zeros(len(numbers)), deque[float](), 0.0, 0.0
-    for k, entry in enumerate(numbers):
-        value = entry - origin
-        if not math.isfinite(value):
+    numbers = np.asarray(values, dtype=float).tolist()
+    deviations, kept = np.zeros(len(numbers)), deque[float]()
+    origin = total = square = largest = 0.0  # sums of what is kept, less the origin, and the largest sum of squares
+    for k, value in enumerate(numbers):
+        if not abs(value) < SQUARED:
             deviations[k] = math.inf
             continue
         if len(kept) >= LEAST:
-            mean = total / len(kept)
-            sd = math.sqrt(max(0.0, square / len(kept) - mean**2))
-            away = value - mean
-            deviations[k] = away / sd if sd > 0 else math.copysign(math.inf, away) if away else 0.0
+            spread = square - total * total / len(kept)
+            if spread < CANCELLED * largest:  # too few digits are left of a difference: the sums are made again
+                origin = kept[-1]
+                away = np.fromiter(kept, float) - origin
+                total, square = float(away.sum()), float((away * away).sum())
+                largest, spread = square, square - total * total / len(kept)
+            sd, far = math.sqrt(max(0.0, spread / len(kept))), value - origin - total / len(kept)
+            deviations[k] = far / sd if sd > 0 else math.copysign(math.inf, far) if far else 0.0
         if abs(deviations[k]) < outlier:
             kept.append(value)
-            total, square = total + value, square + value**2
+            total, square = total + (value - origin), square + (value - origin) ** 2
             if len(kept) > window:
-                old = kept.popleft()
+                old = kept.popleft() - origin
                 total, square = total - old, square - old**2
+            largest = max(largest, square)
     return deviations
 
 
@@ -209,7 +214,7 @@ def find_spikes(loss: Signal, window: int | None = None, deviations: float = DEV
     return [
         Spike(
             int(loss.steps[places[0]]), int(loss.steps[places[-1]]),
-            float(np.nan_to_num(loss.values[places], nan=np.inf).max()), float(above[places].max()),
+            float(np.nan_to_num(loss.values[places], nan=np.inf, posinf=np.inf).max()), float(above[places].max()),
         )
         for places in spikes
     ]  # fmt: skip

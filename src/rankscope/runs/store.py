@@ -22,7 +22,7 @@ import polars as pl
 
 from rankscope.errors import FileError, one_of
 from rankscope.files import write_text
-from rankscope.runs.lock import lock, unlock
+from rankscope.runs.lock import is_held, lock, unlock
 from rankscope.runs.manifest import Manifest, Record
 from rankscope.runs.tables import JOURNAL, SavedTable, frame_of, read_lines, read_parquet, write_parquet
 
@@ -53,6 +53,28 @@ class Run:
     folder: Path
     entries: dict[str, RunEntry]
 
+    def __repr__(self) -> str:
+        """The folder, and a line for each command that wrote there: when, of what, and its tables with their rows."""
+        lines = [f"Run({str(self.folder)!r})"]
+        for name, entry in self.entries.items():
+            rows = dict[str, int]()
+            for file, listed in entry.files.items():
+                if file.endswith(".parquet"):
+                    table = file.partition("/")[0].removesuffix(".parquet")
+                    rows[table] = rows.get(table, 0) + (listed.rows or 0)
+            classes = (str(network.model.get("class")) for network in entry.manifest.networks if network.model)
+            of = entry.manifest.title or entry.manifest.model or next(classes, "")
+            tables = ", ".join(f"{table} ({count:,} rows{self._since(table)})" for table, count in rows.items())
+            parts = of, entry.manifest.created[:16].replace("T", " "), tables
+            lines.append(f"  {name}: {' · '.join(filter(None, parts))}")
+        return "\n".join(lines if self.entries else [*lines, "  nothing is listed in it"])
+
+    def _since(self, table: str) -> str:
+        """How many steps a table has grown by since its rows were gathered and counted, in words."""
+        path = self.folder / table / JOURNAL
+        steps = path.read_bytes().count(b"\n") if path.is_file() else 0
+        return f" and {steps:,} steps since" if steps else ""
+
     @property
     def manifests(self) -> dict[str, Manifest]:
         """The manifests by the command that wrote them: `measure`, `corpus`, `paths`, ..."""
@@ -74,14 +96,20 @@ class Run:
         that of the measurements: `profile` for example, or `sweep` with a column for each factor."""
         if name is None:
             name = next((main for main in MAIN if main in self.names), ", ".join(MAIN))
+        return self.table_and_notes(name)[0]
+
+    def table_and_notes(self, name: str) -> tuple[pl.DataFrame, list[str]]:
+        """A table, and of one that grows sentences on lines of its journal that hold no rows and are left out."""
         if name not in self.names:
             raise FileError(one_of(f"a table of {self.folder}", name, self.names), subject=name)
-        chunks = self.chunks(name) or [f"{name}.parquet"]
+        chunks, path = self.chunks(name) or [f"{name}.parquet"], self.folder / name / JOURNAL
         table = pl.concat(read_parquet(self.path(chunk))[0] for chunk in chunks)
-        lines = read_lines(self.folder / name / JOURNAL, self.gathered(name))
+        lines, damaged = read_lines(path, self.gathered(name), table.schema)
         if "/" in chunks[0] and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
-            return now.table(name)
-        return pl.concat([table, frame_of(lines, table.schema)]) if lines else table
+            return now.table_and_notes(name)
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+        notes = [f"{path}: line {number}{more} is no row of the table and left out." for number in damaged[:1]]
+        return pl.concat([table, frame_of(lines, table.schema)]) if lines else table, notes
 
     def gathered(self, name: str) -> int:
         """The last step that the chunks of a table that grows hold; -1 if they hold none."""
@@ -148,6 +176,10 @@ class Store:
         self._lock: int | None = lock(self.folder)
         try:
             self.run = read(self.folder)
+            path = self.folder / MANIFEST
+            if path.is_file() and {"entries", "networks"}.isdisjoint(document(path) or {"entries"}):
+                sentence = f"{path} must be a run's; it is of something else and would be lost: give another folder"
+                raise FileError(sentence, subject=str(path))
         except BaseException:
             self.close()
             raise
@@ -169,6 +201,14 @@ class Store:
             unlock(self.folder, self._lock)
             self._lock = None
 
+    def require_place(self) -> None:
+        """Raise FileError if the folder was renamed, deleted or made again since it was locked, so that nothing is
+        written where it is no longer, or into the run of another writer."""
+        if self._lock is None or not is_held(self.folder, self._lock):
+            gone = "closed: open it anew" if self._lock is None else "moved, deleted or replaced: put it back"
+            sentence = f"{self.folder} must stay the folder that was opened, to be written; it was {gone}"
+            raise FileError(sentence, subject=str(self.folder))
+
     def write(
         self,
         entry: str,
@@ -178,6 +218,7 @@ class Store:
     ) -> None:
         """Write an entry, its tables and its documents (as JSON), in place of an earlier one of that name.
         Files that only the earlier entry had are removed, except for tables that grow."""
+        self.require_place()
         documents = documents or {}
         before = self.run.entries.get(entry, RunEntry(manifest=manifest)).files
         grown = {file: listed for file, listed in before.items() if "/" in file}
@@ -204,12 +245,14 @@ class Store:
 
     def drop(self, file: str) -> None:
         """Remove a file from the manifest and from the folder."""
+        self.require_place()
         self._list(self._without([file]))
         (self.folder / file).unlink(missing_ok=True)
 
     def _table(self, file: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> File:
         if isinstance(table, SavedTable):
             manifest, table = table.manifest, table.table
+        self.require_place()
         path = write_parquet(self.folder / file, table, manifest)
         return File(sha256=checksum(path), rows=len(table))
 
@@ -231,6 +274,7 @@ class Store:
             for name, entry in entries.items()
         }
         if entries != self.run.entries:
+            self.require_place()
             write_text(self.folder / MANIFEST, _json({"entries": listed}))
             self.run = Run(self.folder, entries)
 

@@ -8,7 +8,7 @@ into a Parquet file.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -22,6 +22,10 @@ from rankscope.runs.manifest import Manifest
 T = TypeVar("T", bound="SavedTable")
 METADATA_KEY = "rankscope"  # the key of the manifest in a Parquet file's metadata
 JOURNAL = "journal.jsonl"  # the file with the lines of a table that grows, in the table's folder
+NO_ROWS = (  # what reading a line raises that another program wrote, or half of one
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)  # fmt: skip
 Line = dict[str, Any]  # the rows of one step: `{"step": ..., "rows": {column: [...]}}`
 
 
@@ -118,17 +122,22 @@ def text_of(lines: Sequence[Line]) -> str:
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def read_lines(path: Path, after: int) -> list[Line]:
-    """The complete lines of a journal file whose step is later than `after`; a damaged one hides no other."""
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_bytes().split(b"\n")[:-1]:
-        with suppress(ValueError):  # half a line, which an earlier version let the next one follow
+def read_lines(path: Path, after: int, schema: Mapping[str, Any]) -> tuple[list[Line], list[int]]:
+    """The complete lines of a journal file whose step is later than `after`, and the numbers, from 1, of the lines that
+    hold no rows of this schema; a damaged line hides no other."""
+    lines, damaged = [], []
+    texts = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    for number, text in enumerate(texts, 1):
+        try:
             line = json.loads(text)
+            if type(line["step"]) is not int:
+                raise TypeError("a step must be a whole number")
             if line["step"] > after:
+                frame_of([line], schema)
                 lines.append(line)
-    return lines
+        except NO_ROWS:
+            damaged.append(number)
+    return lines, damaged
 
 
 def frame_of(lines: Sequence[Line], schema: Mapping[str, Any]) -> pl.DataFrame:
@@ -146,4 +155,6 @@ def _json_value(value: Any) -> Any:
 
 
 def _table_value(value: Any, kind: Any) -> Any:
+    if isinstance(value, list | dict):  # polars takes a minute to refuse what is nested deep
+        raise TypeError("an entry must be a number, a text or nothing")
     return float(value) if isinstance(value, str) and kind.is_float() else value

@@ -115,6 +115,7 @@ class TrainingRun:
     table: pl.DataFrame
     alarms: pl.DataFrame
     certificates: pl.DataFrame  # what is proved of the probe; no rows if the monitor read no paths
+    notes: tuple[str, ...] = ()  # lines of the folder's journals that hold no rows and are left out
 
     @cached_property
     def steps(self) -> list[int]:
@@ -294,15 +295,18 @@ def _read(folder: Path) -> TrainingRun:
         sentence = f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
         raise FileError(sentence, subject=str(folder))
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
-    table, alarms, certificates = (_table(run, name) for name in READ)
-    return TrainingRun(folder, manifest, table, alarms.sort("step"), certificates)
+    notes: list[str] = []
+    table, alarms, certificates = (_table(run, name, notes) for name in READ)
+    return TrainingRun(folder, manifest, table, alarms.sort("step"), certificates, tuple(notes))
 
 
-def _table(run: Run, name: str) -> pl.DataFrame:
-    """A table with its columns, each of its type, without rows if the run has none; raises if damaged."""
+def _table(run: Run, name: str, notes: list[str]) -> pl.DataFrame:
+    """A table with its columns, each of its type, without rows if the run has none; raises if damaged. Sentences on
+    lines that are left out are added to `notes`."""
     path, (schema, names) = str(run.folder / name), READ[name]
     columns = {column: schema[column] for column in names.split()}
-    table = run.table(name) if name in run.names else pl.DataFrame(schema=columns)
+    table, left_out = run.table_and_notes(name) if name in run.names else (pl.DataFrame(schema=columns), [])
+    notes += left_out
     try:
         table = table.select(pl.col(column).cast(kind) for column, kind in columns.items())
     except pl.exceptions.PolarsError as error:

@@ -66,7 +66,8 @@ async function show(found) {
   const since = found.since ? ` · since ${new Date(found.since).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}` : "";
   const far = found.step === null ? "no measurement yet" : `step ${whole(found.step)} · ${several(found.measurements, "measurement")}`;
   $("about").textContent = `${found.model} · ${far}${since}`;
-  document.title = `${found.raised ? `(${found.raised}) ` : ""}${found.model}, step ${found.step ?? 0} · rankscope`;
+  const raised = found.elsewhere.reduce((sum, each) => sum + each.raised, found.raised);
+  document.title = `${raised ? `(${raised}) ` : ""}${found.model}, step ${found.step ?? 0} · rankscope`;
   options(found);
   alarms(found);
   forecast(found.forecast);
@@ -76,6 +77,7 @@ async function show(found) {
     found.noise && "Grey: at or below its floor, which is rounding noise; dotted in the curves.",
     found.drawn && `Drawn are ${found.drawn} of ${whole(found.measurements)} measurements, and those with alarms.`,
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
+    ...found.notes,
   ].filter(Boolean).join(" ");
   const { map, curves, paths } = found.figures;
   if (map && !matchMedia("(max-width: 56rem)").matches) curves.layout.height = map.layout.height; // they stand side by side
@@ -148,9 +150,12 @@ function spikes(found) {
 }
 
 function alarms(found) {
-  $("alarms-card").classList.toggle("raised", found.raised > 0);
-  $("alarms-title").textContent = found.raised ? several(found.raised, "alarm") : "Alarms";
+  const of = found.runs.length > 1 ? found.names[state.run] : "";
+  $("alarms-card").classList.toggle("raised", found.raised + found.elsewhere.length > 0);
+  $("alarms-title").textContent = `${found.raised ? several(found.raised, "alarm") : "Alarms"}${of && ` of ${of}`}`;
+  $("none").textContent = `None so far${of && ` in ${of}`}.`;
   $("none").hidden = found.raised > 0;
+  elsewhere(found);
   const key = (each) => `${each.step} ${each.rule} ${each.layer} ${each.head}`;
   const now = found.alarms.map(key).join();
   if ($("alarms").dataset.key === now) return; // what is read aloud is what is new
@@ -170,7 +175,25 @@ function alarms(found) {
   }));
 }
 
-$("run-choice").addEventListener("change", () => { state.run = $("run-choice").value; ask(); });
+function elsewhere(found) {
+  const now = JSON.stringify(found.elsewhere);
+  if ($("elsewhere").dataset.key === now) return; // what is read aloud is what is new
+  $("elsewhere").dataset.key = now;
+  $("elsewhere").replaceChildren(...found.elsewhere.map((each) => {
+    const name = made("button", found.names[each.run]);
+    name.addEventListener("click", () => { $("run-choice").value = each.run; chooseRun(); });
+    const rest = each.sentence.replace(new RegExp(`^Step ${each.step}[,:] `), "");
+    const words = made("span", `${several(each.raised, "alarm")}${each.raised > 1 ? ", the first" : ""} at step ${whole(each.step)}: ${rest}`);
+    return made("li", "", name, " ", words);
+  }));
+}
+
+function chooseRun() {
+  state.run = $("run-choice").value;
+  ask();
+}
+
+$("run-choice").addEventListener("change", chooseRun);
 $("metric").addEventListener("change", () => {
   state.metric = $("metric").value;
   history.replaceState(null, "", "#" + encodeURIComponent(state.metric));
