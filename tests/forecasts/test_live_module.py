@@ -25,6 +25,7 @@ from rankscope.forecasts.plan import point_of
 from rankscope.forecasts.predictor import Predictor
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab.tasks.task import UNLABELLED
+from tests.live.ranks import together
 
 SYMBOLS, TOKENS, SAMPLES = 17, 12, 6
 
@@ -236,6 +237,70 @@ def test_everything_is_left_as_it_was(training: bool) -> None:
     assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]
     assert all(torch.equal(batch[name], given[name]) for name in given)
     outstanding.backward()
+
+
+def test_nothing_is_done_to_the_weights_themselves() -> None:
+    """What hangs on them stays (DDP's hooks do), a graph that was made before is still that of the same weights, and
+    hooks of gradients are not called by gradients that nobody asked for."""
+    model, called = own_gpt(), []
+    weight = model.ln_f.weight
+    accumulator = weight.view_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    accumulator.register_hook(lambda *_: called.append("accumulated"))
+    weight.register_hook(lambda gradient: called.append("gradient"))
+    before = cross_entropy(model(batches()[0]["idx"]), batches()[0])
+    expected = torch.autograd.grad(before, list(model.h.parameters()), retain_graph=True)
+    weight.grad = torch.ones(16)
+    read(model)
+    assert not called and torch.equal(weight.grad, torch.ones(16))
+    assert weight.view_as(weight).grad_fn.next_functions[0][0] is accumulator  # type: ignore[union-attr]
+    assert all(map(torch.equal, torch.autograd.grad(before, list(model.h.parameters()), retain_graph=True), expected))
+    before.backward()
+    assert called == ["gradient", "accumulated"]
+
+
+@pytest.mark.slow  # starts processes
+def test_a_training_under_ddp_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    from tests.forecasts import ddp_worker
+
+    said = together(ddp_worker, 2, tmp_path / "meeting")
+    assert all("are sharded or split over devices" in sentence for sentence in said)
+
+
+class Recurrent(nn.Module):
+    """A module whose torch layer keeps a list of its weights beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt, self.lstm = own_gpt(), nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.gpt.wte(idx) + self.gpt.wpe.weight[: idx.shape[1]]
+        for block in self.gpt.h:
+            x = block(x)
+        return self.gpt.lm_head(self.lstm(x)[0])
+
+
+def test_lists_of_weights_are_followed() -> None:
+    model = Recurrent()
+    listed = list(model.lstm._flat_weights)
+    found = forecast(model, inputs=batches(), loss=cross_entropy, steps=60, blocks="gpt.h")
+    assert all(a is b for a, b in zip(model.lstm._flat_weights, listed, strict=True))
+    with torch.enable_grad():
+        cross_entropy(model.eval()(batches()[0]["idx"]), batches()[0]).backward()
+    total = sum(float(weight.grad.abs().sum()) for name, weight in model.named_parameters() if ".h." in name)  # type: ignore[union-attr]
+    assert found.readings["reach_blocks"] < math.log10(60 * 1e-3 * total) + 1e-3 and "share_batch" in found.readings
+
+
+def test_what_copies_cannot_stand_for_is_refused() -> None:
+    hidden = own_gpt()
+    norm = hidden.ln_f.weight
+    hidden.ln_f.forward = lambda x: F.layer_norm(x, (16,), norm)  # type: ignore[method-assign]
+    wrapped, empty = own_gpt(), own_gpt().to("meta")
+    wrapped.lm_head = type("DistributedDataParallel", (nn.Linear,), {})(16, SYMBOLS)
+    for model, said in ((hidden, "keeps ln_f.weight in another place"), (wrapped, "partly wrapped"), (empty, "meta")):
+        with pytest.raises(LabError, match=said) as caught:
+            read(model)
+        assert caught.value.subject == "model"
 
 
 def test_a_failure_leaves_everything_as_it_was_too() -> None:

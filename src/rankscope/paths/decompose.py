@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
+from rankscope.nets.modes import usual_modes
 from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
@@ -45,6 +46,7 @@ class PathTerm:
         return f"PathTerm{self.path}: length {length_of(self.path)}, term {tuple(self.term.shape)}"
 
 
+@usual_modes()
 @torch.no_grad()
 def decompose(
     net: NetworkLike,
