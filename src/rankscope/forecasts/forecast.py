@@ -33,6 +33,7 @@ from rankscope.lab.tasks import UNLABELLED, Task
 from rankscope.lab.tasks import task as task_of
 from rankscope.live.blocks import Blocks
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.modes import CPU, usual_modes
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 
@@ -296,24 +297,26 @@ def forecast(
         return _of_module(subject, inputs, loss, blocks, steps, lr, seed, inapplicable)
     if loss is not None or blocks is not None:
         raise LabError("loss and blocks are of a module with inputs; got no inputs: give two batches", subject="inputs")
-    chosen = _task(task, tokens)
-    arch, net, notes = _network(subject, seed)
-    first = chosen.batch(batch, seed, 0)
-    if not bool((first.labels != UNLABELLED).any()):
-        raise LabError(f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}", subject="tokens")
-    if depth is not None:
-        layers = chosen_layers(depth, arch.layers)
-        arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
-        if net is not None and len(layers) > len(set(layers)):
-            notes.append("layers are repeated, with the same weights")
-    arch, changed = adapted_to_task(arch, chosen, first.inputs.shape[1])
-    if net is not None:
-        net = net if arch == net.arch else with_architecture(net, arch)
-        for remedy in remedies:
-            net = net.with_remedy(remedy)
-    start = init if isinstance(init, Initialisation) else Initialisation(init)
-    plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
-    return forecast_of(plan, (*notes, *changed))
+    with usual_modes():
+        chosen = _task(task, tokens)
+        arch, net, notes = _network(subject, seed)
+        first = chosen.batch(batch, seed, 0)
+        if not bool((first.labels != UNLABELLED).any()):
+            sentence = f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}"
+            raise LabError(sentence, subject="tokens")
+        if depth is not None:
+            layers = chosen_layers(depth, arch.layers)
+            arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
+            if net is not None and len(layers) > len(set(layers)):
+                notes.append("layers are repeated, with the same weights")
+        arch, changed = adapted_to_task(arch, chosen, first.inputs.shape[1])
+        if net is not None:
+            net = net if arch == net.arch else with_architecture(net, arch)
+            for remedy in remedies:
+                net = net.with_remedy(remedy)
+        start = init if isinstance(init, Initialisation) else Initialisation(init)
+        plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
+        return forecast_of(plan, (*notes, *changed))
 
 
 def _of_module(
@@ -335,7 +338,9 @@ def _of_module(
         if given is not default and given != default:
             sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
             raise LabError(sentence, subject=name)
-    read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
+    device = torch.get_default_device()
+    with usual_modes(CPU if device.type == "meta" else device):
+        read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
     prediction = Predictor.shipped().predict(read.point)
     notes = [GIVEN, *read.notes, *_conditions(read.plan, prediction)]
     return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes))
@@ -351,6 +356,7 @@ def _check(lr: float, **counts: int) -> None:
         raise LabError(f"lr must be a number above zero; got {lr!r}", subject="lr")
 
 
+@usual_modes()
 def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -> Forecast:
     """The forecast of a plan.
 

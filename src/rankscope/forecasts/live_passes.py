@@ -62,6 +62,9 @@ class LiveBatch:
         kwargs = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
         if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
             raise LabError("a batch of inputs must hold a tensor for the model; received none", subject="inputs")
+        if any(isinstance(x, Tensor) and (x.is_meta or x.is_inference()) for x in (*args, *kwargs.values())):
+            sentence = "inputs must be in memory, and not made in inference_mode, which no gradient goes through"
+            raise LabError(f"{sentence}: make them outside of it, or clone them there", subject="inputs")
         taken = inspect.signature(model.forward).parameters
         for_loss: tuple[str, ...] = ()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
