@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope import Architecture, forecast
-from rankscope.errors import ArchitectureError, LabError, RankscopeError
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, WatchError
 from rankscope.forecasts.forecast import Forecast
 from rankscope.forecasts.layers import COLUMNS
 from rankscope.forecasts.live_module import read_module
@@ -301,6 +301,68 @@ def test_what_copies_cannot_stand_for_is_refused() -> None:
         with pytest.raises(LabError, match=said) as caught:
             read(model)
         assert caught.value.subject == "model"
+
+
+def test_streams_of_a_token_are_not_taken_for_tokens() -> None:
+    """Hidden states `[batch, token, n, d]` of hyper-connections; a grid of tokens has as many axes, and is read."""
+
+    class Streams(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.block(x.mean(2))[:, :, None]
+
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt = own_gpt()
+            self.h = nn.ModuleList(map(Streams, self.gpt.h))
+
+        def forward(self, idx: Tensor) -> Tensor:
+            x = (self.gpt.wte(idx) + self.gpt.wpe.weight[: idx.shape[1]])[:, :, None].repeat(1, 1, 4, 1)
+            for block in self.h:
+                x = block(x)
+            return self.gpt.lm_head(x.sum(2))
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.h = nn.Linear(3, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            x = self.into(pixels)
+            for block in self.h:
+                x = x + block(x)
+            return self.head(x.mean((1, 2)))
+
+    with pytest.raises(WatchError, match=r"\(6, 12, 4, 16\) came, with 12 tokens in 4 streams"):
+        forecast(Several(), inputs=batches(), loss=cross_entropy, blocks="h")
+    torch.manual_seed(0)
+    images, labels = [torch.randn(6, 4, 4, 3) for _ in range(2)], torch.arange(6) % 5
+    found = forecast(Grid(), inputs=images, loss=lambda z, _: F.cross_entropy(z, labels), blocks="h")
+    assert found.plan.layers == 2
+
+
+def test_a_forecast_of_a_module_is_a_guess_and_says_so_first() -> None:
+    """Its blocks may have any form, and its optimiser may be any."""
+    found = forecast(own_gpt(width=64, layers=3), inputs=batches(), loss=cross_entropy)
+    assert "a guess, since" in found.verdict[0] and any("AdamW" in doubt for doubt in found.doubts)
+
+
+def test_floating_inputs_alone_are_cast() -> None:
+    taken: list[Any] = []
+
+    class Takes(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> None:
+            taken[:] = [*args, *kwargs.values()]
+
+    batch = LiveBatch.of((torch.ones(2), torch.ones(2, dtype=torch.long), "a word"), Takes())
+    for dtype, floating in ((torch.float64, torch.float64), (None, torch.float32)):
+        batch.called(Takes(), dtype)
+        assert taken[0].dtype == floating and taken[1].dtype == torch.int64 and taken[2] == "a word"
 
 
 def test_a_failure_leaves_everything_as_it_was_too() -> None:

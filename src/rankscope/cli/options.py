@@ -17,8 +17,8 @@ import typer
 from rankscope.cli import names
 from rankscope.errors import TheoremError
 
-NETWORK, TEXT, RESULT = "Network", "Text", "Result"
-"""Panels of the help: what runs, on which text, and what comes of it."""
+NETWORK, TEXT, TRAINING, RESULT = "Network", "Text", "Training", "Result"
+"""Panels of the help: what runs, on which text, how it is trained, and what comes of it."""
 HELP: dict[str, str] = names.DATA["help"]
 
 

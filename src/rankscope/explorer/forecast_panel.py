@@ -141,7 +141,7 @@ def _answer(forecast_now: Callable[[], Forecast], controls: Controls, base_depth
     if controls.layers is not None and controls.layers > base_depth:
         sentences.append(f"Layers after the first {base_depth} repeat those, with the same weights.")
     return {
-        "probability": result.probability, "chance": chance_words(result.probability),
+        "probability": result.probability, "chance": chance_words(result.probability, bool(result.doubts)),
         "place": place_of_100(result.place), "spread": round(100 * result.prediction.place_spread),
         "sentences": sentences, "mends": size(result.design.arch) <= MENDED,
     }  # fmt: skip

@@ -20,7 +20,7 @@ from torch import nn
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.changes import PARTS, changes
-from rankscope.forecasts.designs import HEADS, STEPS, WIDTH
+from rankscope.forecasts.designs import STEPS
 from rankscope.forecasts.figures import layers_chart
 from rankscope.forecasts.layers import by_layer
 from rankscope.forecasts.live_module import LivePlan, read_module
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved
 GIVEN = "weights are those given: a forecast is of networks that were not trained"
+OPTIMISER = "AdamW, its rate rising over 5% of the steps and then falling to zero as a cosine"  # Of `Recipe`
 DEEPEST = 256  # The largest depth that is asked about
 
 
@@ -62,6 +63,8 @@ class Forecast:
             the mean square of gradients by, measured; `angle_theory` and `gradient_theory`, in closed form, where there
             is one.
         notes: Conditions that the numbers stand under, each a sentence.
+        doubts: Those of the notes for which the probability and the place are guesses: ways in which no trained
+            network was like this one.
     """
 
     plan: Plan | LivePlan
@@ -70,6 +73,7 @@ class Forecast:
     prediction: Prediction
     exponents: dict[str, float]
     notes: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
 
     @property
     def design(self) -> Plan:
@@ -113,7 +117,7 @@ class Forecast:
     @cached_property
     def verdict(self) -> list[str]:
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
-        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes)
+        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes, self.doubts)
 
     def mends(
         self,
@@ -204,9 +208,9 @@ class Forecast:
         contents = {
             "probability": self.probability, "place": self.place, "place_spread": self.prediction.place_spread,
             "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
-            "exponents": self.exponents, "notes": list(self.notes), "table": self.table.to_dicts(),
-            "readings": self.readings, "architecture": self.plan.description, "task": self.plan.task_name,
-            "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch, "seed": self.plan.seed,
+            "exponents": self.exponents, "notes": list(self.notes), "doubts": list(self.doubts),
+            "table": self.table.to_dicts(), "readings": self.readings, "architecture": self.plan.description,
+            "task": self.plan.task_name, "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch, "seed": self.plan.seed,
             "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
             "entries": self.prediction.entries, "share_right": self.prediction.share_right,
         }  # fmt: skip
@@ -230,7 +234,8 @@ class Mend:
 
     def __repr__(self) -> str:
         mended = self.forecast
-        return f"{self.change}: probability {mended.probability:.2f}, place {place_of_100(mended.place)} of 100"
+        guess = ", as a guess" if mended.doubts else ""
+        return f"{self.change}: probability {mended.probability:.2f}, place {place_of_100(mended.place)} of 100{guess}"
 
 
 def forecast(
@@ -342,8 +347,9 @@ def _of_module(
     with usual_modes(CPU if device.type == "meta" else device):
         read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
     prediction = Predictor.shipped().predict(read.point)
-    notes = [GIVEN, *read.notes, *_conditions(read.plan, prediction)]
-    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes))
+    doubts = _doubts(read.plan, prediction)
+    notes = [GIVEN, *read.notes, *_unknown(prediction), *doubts]
+    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes), doubts)
 
 
 def _check(lr: float, **counts: int) -> None:
@@ -369,7 +375,8 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     point = point_of(model, plan.task, plan.recipe, plan.seed)
     prediction = Predictor.shipped().predict(point)
     table, exponents, layer_notes = by_layer(model, plan) if layers else (pl.DataFrame(), {}, [])
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *_conditions(plan, prediction)))
+    doubts = _doubts(plan, prediction)
+    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *doubts), doubts)
 
 
 def _task(task: str | Task, tokens: int | None) -> Task:
@@ -419,24 +426,28 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
     return arch, net, notes
 
 
-def _conditions(plan: Plan | LivePlan, prediction: Prediction) -> list[str]:
-    """What the prediction stands under."""
-    conditions = []
-    if prediction.known < prediction.entries:
-        conditions.append(
-            f"of {prediction.entries} readings {prediction.known} were known; with these alone "
-            f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
-            f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
-        )
+def _unknown(prediction: Prediction) -> list[str]:
+    """A sentence on what readings that are not known cost; none if all are."""
+    if prediction.known == prediction.entries:
+        return []
+    return [
+        f"of {prediction.entries} readings {prediction.known} were known; with these alone "
+        f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
+        f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
+    ]
+
+
+def _doubts(plan: Plan | LivePlan, prediction: Prediction) -> tuple[str, ...]:
+    """Why the prediction is a guess: what no trained design had."""
+    doubts = []
+    if outside := Predictor.shipped().outside(plan.settings):
+        doubts.append(f"no trained design had {', '.join(outside)}")
     if plan.task_name not in LEARNT:
-        conditions.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
-    usual = {"width": WIDTH, "heads": HEADS, "steps": STEPS, "batch": Recipe().batch}
-    sizes = {name: value for name, value in plan.sizes.items() if value is not None}
-    unusual = [f"{name} {value} (trained: {usual[name]})" for name, value in sizes.items() if value != usual[name]]
-    if unusual:
-        conditions.append(f"no trained design had {', '.join(unusual)}")
-    if prediction.unfamiliar:
-        conditions.append(
-            f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}: the probability is a guess"
+        doubts.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
+    if isinstance(plan, LivePlan):
+        doubts.append(
+            f"trained designs were networks of the lab under {OPTIMISER}: its blocks and its optimiser may be others"
         )
-    return conditions
+    if prediction.unfamiliar:
+        doubts.append(f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}")
+    return tuple(doubts)

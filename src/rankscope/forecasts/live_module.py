@@ -49,6 +49,7 @@ from rankscope.forecasts.readings import (
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
 from rankscope.live.blocks import Blocks
+from rankscope.live.hidden_states import refuse_streams
 from rankscope.live.modules import submodules, unwrapped
 from rankscope.live.monitor.distributed import is_sharded
 from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
@@ -86,9 +87,11 @@ class LivePlan:
         return "its own loss"
 
     @property
-    def sizes(self) -> dict[str, int | None]:
-        """Sizes of the network and its training, by name."""
-        return {"width": self.width, "heads": self.heads, "steps": self.recipe.steps, "batch": self.recipe.batch}
+    def settings(self) -> dict[str, Any]:
+        """What trained designs are compared with it by, as far as it is known, by name."""
+        told = {"layers": self.layers, "width": self.width, "heads": self.heads, "steps": self.recipe.steps,
+                "rate": self.recipe.lr, "batch": self.recipe.batch}  # fmt: skip
+        return {name: value for name, value in told.items() if value is not None}
 
     @property
     def description(self) -> dict[str, Any]:
@@ -466,6 +469,8 @@ class ModuleReader:
             tokens.edges, made = {}, self._pass(0)
         if tokens.shape is not None:
             self.width = tokens.shape[-1]
+            per_token = (self.batches[0].symbols(self.model, tokens.shape[:2]), made.logits)
+            refuse_streams(tokens.shape, [{"input_ids": x} for x in per_token if x is not None and x.ndim < 4])
         gradient = gradient_of(made.loss, self.weights, keep=True)
         at_tokens = {
             layer: torch.cat([value / len(value) for value, _ in parts]).norm().log10().item()
