@@ -329,13 +329,13 @@ def test_streams_of_a_token_are_not_taken_for_tokens() -> None:
     class Grid(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.into, self.h = nn.Linear(3, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
-            self.head = nn.Linear(16, 5)
+            self.into, self.head = nn.Linear(3, 16), nn.Linear(16, 5)
+            self.h = nn.ModuleList(Anonymous(nn.Linear(16, 16)) for _ in range(2))
 
         def forward(self, pixels: Tensor) -> Tensor:
             x = self.into(pixels)
             for block in self.h:
-                x = x + block(x)
+                x = block(x)
             return self.head(x.mean((1, 2)))
 
     with pytest.raises(WatchError, match=r"\(6, 12, 4, 16\) came, with 12 tokens in 4 streams"):

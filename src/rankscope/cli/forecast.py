@@ -83,8 +83,8 @@ def forecast(
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
 
     MODEL is a name, a folder or an architecture as JSON; its weights are drawn anew. Nothing is trained: a network of
-    the design is measured at its initialisation, and compared with 2,009 networks of width 64 whose trainings are known.
-    Of a network unlike all of those the answer is a guess, and says so.
+    the design is measured at its initialisation, and compared with 2,009 networks of width 64 that were trained. Of a
+    network unlike all of those the answer is a guess, and says so.
     """
     from rankscope.forecasts import forecast as forecast_of_network
 

@@ -210,8 +210,8 @@ class Forecast:
             "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
             "exponents": self.exponents, "notes": list(self.notes), "doubts": list(self.doubts),
             "table": self.table.to_dicts(), "readings": self.readings, "architecture": self.plan.description,
-            "task": self.plan.task_name, "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch, "seed": self.plan.seed,
-            "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
+            "task": self.plan.task_name, "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch,
+            "seed": self.plan.seed, "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
             "entries": self.prediction.entries, "share_right": self.prediction.share_right,
         }  # fmt: skip
         return contents
