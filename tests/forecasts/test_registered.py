@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from benchmarks.forecast_baselines import baselines
 
 ROOT = Path(__file__).parents[2]

@@ -69,7 +69,7 @@ def place_of_100(place: float) -> int:
 def _chance(plan: Plan | LivePlan, prediction: Prediction, doubts: Sequence[str]) -> str:
     recipe, doubt = plan.recipe, ""
     if doubts:
-        more = f" ({len(doubts) - 1} more below)" if len(doubts) > 1 else ""
+        more = ", among other reasons below" if len(doubts) > 1 else ""
         doubt = f"a guess, since {doubts[0]}{more}; going by designs that read most like it, "
     expected_place = f"place {place_of_100(prediction.place)} of 100 (± {100 * prediction.place_spread:.0f})"
     return (
