@@ -102,7 +102,7 @@ class ForecastPanel:
             mends.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
             rows = [
                 {"change": mend.change, "probability": mend.forecast.probability,
-                 "place": place_of_100(mend.forecast.place)}
+                 "guess": bool(mend.forecast.doubts), "place": place_of_100(mend.forecast.place)}
                 for mend in mends[:MOST_MENDS]
             ]  # fmt: skip
             answer = {"mends": rows, "done": done, "total": len(PARTS)}

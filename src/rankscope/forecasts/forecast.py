@@ -302,7 +302,7 @@ def forecast(
         return _of_module(subject, inputs, loss, blocks, steps, lr, seed, inapplicable)
     if loss is not None or blocks is not None:
         raise LabError("loss and blocks are of a module with inputs; got no inputs: give two batches", subject="inputs")
-    with usual_modes():
+    with usual_modes(), torch.enable_grad():
         chosen = _task(task, tokens)
         arch, net, notes = _network(subject, seed)
         first = chosen.batch(batch, seed, 0)
@@ -344,7 +344,7 @@ def _of_module(
             sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
             raise LabError(sentence, subject=name)
     device = torch.get_default_device()
-    with usual_modes(CPU if device.type == "meta" else device):
+    with usual_modes(CPU if device.type == "meta" else device), torch.enable_grad():
         read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
     prediction = Predictor.shipped().predict(read.point)
     doubts = _doubts(read.plan, prediction)
@@ -363,6 +363,7 @@ def _check(lr: float, **counts: int) -> None:
 
 
 @usual_modes()
+@torch.enable_grad()
 def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -> Forecast:
     """The forecast of a plan.
 

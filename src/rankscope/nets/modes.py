@@ -15,16 +15,18 @@ CASTING = ("cpu", "cuda", "mps", "xpu")  # Kinds of devices that autocast is ask
 
 @contextmanager
 def usual_modes(device: torch.device = CPU) -> Iterator[None]:
-    """Inside, torch's modes are those of a new process: gradients can be taken, autocast is off, and tensors without a
-    device are made on this one.
+    """Inside, autocast and `inference_mode` are off, and tensors without a device are made on this one. Gradients are
+    off where they were; what needs them switches them on, which `inference_mode` alone would not let it.
 
     >>> with torch.inference_mode(), torch.device("meta"), usual_modes():
-    ...     x = torch.ones(2, requires_grad=True)
-    >>> x.device.type, x.requires_grad, x.is_inference()
-    ('cpu', True, False)
+    ...     x = torch.ones(2)
+    >>> x.device.type, x.is_inference()
+    ('cpu', False)
     """
     with ExitStack() as modes:
-        modes.enter_context(torch.inference_mode(False))  # which also ends `no_grad`
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())
         for kind in CASTING:
             if torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
