@@ -57,3 +57,10 @@ def test_tasks_are_those_of_the_lab() -> None:
 def test_a_mistake_is_one_sentence(design: str, wrong: tuple[str, str]) -> None:
     done = rankscope("forecast", design, *wrong)
     assert done.code == 2 and done.err.count("\n") == 1
+
+
+def test_help_has_the_training_under_its_own_heading() -> None:
+    said = printed("forecast", "--help")
+    training = said.partition("─ Training ")[2].partition("─ Result ")[0]
+    assert all(option in training for option in ("--task", "--tokens", "--steps", "--lr")) and "─ Text " not in said
+    assert "read alike" not in said and "plane of two" not in said

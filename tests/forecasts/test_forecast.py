@@ -11,10 +11,11 @@ import torch
 from rankscope import Architecture, Transformer, forecast, measure
 from rankscope.errors import ArchitectureError, LabError
 from rankscope.forecasts.changes import PARTS, changes
-from rankscope.forecasts.forecast import Forecast, forecast_of
+from rankscope.forecasts.forecast import Forecast, Mend, forecast_of
 from rankscope.forecasts.layers import COLUMNS, SAMPLES
 from rankscope.forecasts.phases import giorlandino
 from rankscope.forecasts.plan import Plan, adapted_to_task
+from rankscope.forecasts.verdict import sentences
 from rankscope.lab import Initialisation, Recipe
 from rankscope.lab.tasks import NextCharacter, Sort
 from rankscope.nets.masks import Mask, matrix
@@ -230,3 +231,72 @@ def test_deepest_is_deeper_with_skips() -> None:
     alike = replace(apart, plan=replace(apart.design, arch=COLLAPSING.replace(width=64, heads=4)))
     assert apart.deepest(most=16) > alike.deepest(most=16)
     assert isinstance(apart.table, pl.DataFrame)
+
+
+USUAL = Architecture(layers=3, width=64, heads=4, length=64, mask="causal", positions="absolute")
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "said"),
+    [
+        ({"lr": 1e-6}, {}, "no trained design had rate 1e-06 (trained: 0.001 to 0.003)"),
+        ({"lr": 0.1}, {}, "no trained design had rate 0.1 (trained: 0.001 to 0.003)"),
+        ({}, {"parallel": True}, "no trained design had parallel True (trained: False)"),
+        ({"steps": 301}, {}, "no trained design had steps 301 (trained: 300)"),
+        ({"depth": 2}, {}, "no trained design had layers 2 (trained: 3 to 48)"),
+        ({"task": "copying"}, {}, "of copying none was trained"),
+        ({"remedies": ["rezero", "gate"]}, {}, "remedy rezero+gate"),
+        ({"lr": 3e-3}, {}, None),
+        ({"remedies": ["rezero"]}, {"norm": "rms"}, None),
+    ],
+)
+def test_the_headline_says_what_is_a_guess(options: dict[str, Any], fields: dict[str, Any], said: str | None) -> None:
+    """Outside of what was trained no probability stands alone, also not in what is said of changes."""
+    tokens = {} if options.get("task") == "copying" else {"tokens": 16}
+    found = forecast(USUAL.replace(**fields), **{**options, **tokens})
+    headline, mend = found.verdict[0], repr(Mend("a change", found))
+    if said is None:
+        assert not found.doubts and "guess" not in headline and "guess" not in mend
+    else:
+        assert (
+            "a guess, since" in headline and said in headline and headline.index(said) < headline.index("probability")
+        )
+        assert mend.endswith("as a guess") and found.to_dict()["doubts"] == list(found.doubts) != []
+        assert not any(said in sentence for sentence in found.verdict[1:])  # said once
+
+
+def test_the_residual_is_called_by_its_name(found: Forecast) -> None:
+    """In its norm it may be above 1: it is no share of a length."""
+    table = pl.DataFrame({"residual": [0.0, 0.12], "gradient": [0.0, 0.0], "value": [0.0, 0.0], "query": [0.0, 0.0],
+                          "key": [0.0, 0.0]})  # fmt: skip
+    apart = sentences(found.plan, table, found.readings, found.prediction, (), ())
+    assert "Tokens stay apart: after the last layer their relative residual is 1.3; 0 is all the same." in apart
+    (said,) = [sentence for sentence in found.verdict if "Tokens become the same" in sentence]
+    first = int(said.split("from layer ")[1].split()[0])
+    logs = found.table["residual"].to_list()
+    assert all(log < -2 for log in logs[first:] if not math.isnan(log)) and not logs[first - 1] < -2
+
+
+def test_each_kind_of_change_is_the_one_that_is_named() -> None:
+    """What is proposed for a network, by its own fields: other norms, heavier skips, fewer layers."""
+
+    def changed(part: str, **fields: Any) -> dict[str, Plan]:
+        plan = Plan(SMALL.replace(**fields), NextCharacter(12), Recipe(steps=60), Initialisation("xavier"))
+        return {said: make() for said, make in changes(plan, (part,))}
+
+    (bare,) = changed("norm", norm="none", final_norm=False).items()
+    assert bare[0] == "a LayerNorm before each branch"
+    assert (bare[1].arch.norm, bare[1].arch.norm_place, bare[1].arch.final_norm) == ("layer", "pre", True)
+    (post,) = changed("norm", norm_place="post", final_norm=False).items()
+    assert post[0] == "norms before branches, and a last one"
+    assert (post[1].arch.norm, post[1].arch.norm_place, post[1].arch.final_norm) == ("layer", "pre", True)
+    (pre,) = changed("norm", norm_place="pre").items()
+    assert pre[0] == "norms after skips" and (pre[1].arch.norm_place, pre[1].arch.final_norm) == ("post", False)
+    assert not changed("skips")
+    for fields in ({"attention_skip": 0.5}, {"mlp_skip": 0.5}):
+        ((said, plan),) = changed("skips", **fields).items()
+        assert said == "skips of weight 1" and plan.arch.attention_skip == plan.arch.mlp_skip == 1.0
+    assert list(changed("depth", layers=9)) == ["4 layers", "2 layers"] and not changed("depth", layers=3)
+    assert [plan.recipe.lr for plan in changed("rate").values()] == pytest.approx([1e-3 / 3, 3e-3])
+    assert [plan.arch.divisor / SMALL.divisor for plan in changed("temperature").values()] == [0.25, 4.0]
+    assert "weights drawn by xavier instead of xavier" not in changed("initialisation")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope import Architecture, forecast
-from rankscope.errors import ArchitectureError, LabError, RankscopeError
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, WatchError
 from rankscope.forecasts.forecast import Forecast
 from rankscope.forecasts.layers import COLUMNS
 from rankscope.forecasts.live_module import read_module
@@ -25,6 +25,7 @@ from rankscope.forecasts.plan import point_of
 from rankscope.forecasts.predictor import Predictor
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab.tasks.task import UNLABELLED
+from tests.live.ranks import together
 
 SYMBOLS, TOKENS, SAMPLES = 17, 12, 6
 
@@ -236,6 +237,132 @@ def test_everything_is_left_as_it_was(training: bool) -> None:
     assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]
     assert all(torch.equal(batch[name], given[name]) for name in given)
     outstanding.backward()
+
+
+def test_nothing_is_done_to_the_weights_themselves() -> None:
+    """What hangs on them stays (DDP's hooks do), a graph that was made before is still that of the same weights, and
+    hooks of gradients are not called by gradients that nobody asked for."""
+    model, called = own_gpt(), []
+    weight = model.ln_f.weight
+    accumulator = weight.view_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    accumulator.register_hook(lambda *_: called.append("accumulated"))
+    weight.register_hook(lambda gradient: called.append("gradient"))
+    before = cross_entropy(model(batches()[0]["idx"]), batches()[0])
+    expected = torch.autograd.grad(before, list(model.h.parameters()), retain_graph=True)
+    weight.grad = torch.ones(16)
+    read(model)
+    assert not called and torch.equal(weight.grad, torch.ones(16))
+    assert weight.view_as(weight).grad_fn.next_functions[0][0] is accumulator  # type: ignore[union-attr]
+    assert all(map(torch.equal, torch.autograd.grad(before, list(model.h.parameters()), retain_graph=True), expected))
+    before.backward()
+    assert called == ["gradient", "accumulated"]
+
+
+@pytest.mark.slow  # starts processes
+def test_a_training_under_ddp_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    from tests.forecasts import ddp_worker
+
+    said = together(ddp_worker, 2, tmp_path / "meeting")
+    assert all("are sharded or split over devices" in sentence for sentence in said)
+
+
+class Recurrent(nn.Module):
+    """A module whose torch layer keeps a list of its weights beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt, self.lstm = own_gpt(), nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.gpt.wte(idx) + self.gpt.wpe.weight[: idx.shape[1]]
+        for block in self.gpt.h:
+            x = block(x)
+        return self.gpt.lm_head(self.lstm(x)[0])
+
+
+def test_lists_of_weights_are_followed() -> None:
+    model = Recurrent()
+    listed = list(model.lstm._flat_weights)
+    found = forecast(model, inputs=batches(), loss=cross_entropy, steps=60, blocks="gpt.h")
+    assert all(a is b for a, b in zip(model.lstm._flat_weights, listed, strict=True))
+    with torch.enable_grad():
+        cross_entropy(model.eval()(batches()[0]["idx"]), batches()[0]).backward()
+    total = sum(float(weight.grad.abs().sum()) for name, weight in model.named_parameters() if ".h." in name)  # type: ignore[union-attr]
+    assert found.readings["reach_blocks"] < math.log10(60 * 1e-3 * total) + 1e-3 and "share_batch" in found.readings
+
+
+def test_what_copies_cannot_stand_for_is_refused() -> None:
+    hidden = own_gpt()
+    norm = hidden.ln_f.weight
+    hidden.ln_f.forward = lambda x: F.layer_norm(x, (16,), norm)  # type: ignore[method-assign]
+    wrapped, empty = own_gpt(), own_gpt().to("meta")
+    wrapped.lm_head = type("DistributedDataParallel", (nn.Linear,), {})(16, SYMBOLS)
+    for model, said in ((hidden, "keeps ln_f.weight in another place"), (wrapped, "partly wrapped"), (empty, "meta")):
+        with pytest.raises(LabError, match=said) as caught:
+            read(model)
+        assert caught.value.subject == "model"
+
+
+def test_streams_of_a_token_are_not_taken_for_tokens() -> None:
+    """Hidden states `[batch, token, n, d]` of hyper-connections; a grid of tokens has as many axes, and is read."""
+
+    class Streams(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.block(x.mean(2))[:, :, None]
+
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt = own_gpt()
+            self.h = nn.ModuleList(map(Streams, self.gpt.h))
+
+        def forward(self, idx: Tensor) -> Tensor:
+            x = (self.gpt.wte(idx) + self.gpt.wpe.weight[: idx.shape[1]])[:, :, None].repeat(1, 1, 4, 1)
+            for block in self.h:
+                x = block(x)
+            return self.gpt.lm_head(x.sum(2))
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.head = nn.Linear(3, 16), nn.Linear(16, 5)
+            self.h = nn.ModuleList(Anonymous(nn.Linear(16, 16)) for _ in range(2))
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            x = self.into(pixels)
+            for block in self.h:
+                x = block(x)
+            return self.head(x.mean((1, 2)))
+
+    with pytest.raises(WatchError, match=r"\(6, 12, 4, 16\) came, with 12 tokens in 4 streams"):
+        forecast(Several(), inputs=batches(), loss=cross_entropy, blocks="h")
+    torch.manual_seed(0)
+    images, labels = [torch.randn(6, 4, 4, 3) for _ in range(2)], torch.arange(6) % 5
+    found = forecast(Grid(), inputs=images, loss=lambda z, _: F.cross_entropy(z, labels), blocks="h")
+    assert found.plan.layers == 2
+
+
+def test_a_forecast_of_a_module_is_a_guess_and_says_so_first() -> None:
+    """Its blocks may have any form, and its optimiser may be any."""
+    found = forecast(own_gpt(width=64, layers=3), inputs=batches(), loss=cross_entropy)
+    assert "a guess, since" in found.verdict[0] and any("AdamW" in doubt for doubt in found.doubts)
+
+
+def test_floating_inputs_alone_are_cast() -> None:
+    taken: list[Any] = []
+
+    class Takes(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> None:
+            taken[:] = [*args, *kwargs.values()]
+
+    batch = LiveBatch.of((torch.ones(2), torch.ones(2, dtype=torch.long), "a word"), Takes())
+    for dtype, floating in ((torch.float64, torch.float64), (None, torch.float32)):
+        batch.called(Takes(), dtype)
+        assert taken[0].dtype == floating and taken[1].dtype == torch.int64 and taken[2] == "a word"
 
 
 def test_a_failure_leaves_everything_as_it_was_too() -> None:

@@ -13,7 +13,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
 from rankscope.errors import LabError
-from rankscope.forecasts.calibration import outcomes
+from rankscope.forecasts.calibration import outcomes, trained_settings, trainings
+from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.predictor import POINTS, SPREAD, Outcome, Predictor
 
 WEIGHTS = {"a": 0.7, "b": 0.3, "c": 0.0}
@@ -173,3 +174,20 @@ def test_outcomes_are_ranked_within_a_task() -> None:
         ordered = mine.sort("loss")
         assert ordered["place"].is_sorted() and mine["place"].mean() == pytest.approx(0.5)
         assert ordered["learns"].to_list() == sorted(ordered["learns"].to_list(), reverse=True)
+
+
+def test_what_was_trained_is_told_by_the_designs_themselves() -> None:
+    """What the file says of sizes, rates and forms is what designs of those numbers have."""
+    trained, table = Predictor.shipped().trained, trainings()
+    assert trained == trained_settings(outcomes()["number"])
+    assert trained["layers"] == [table["layers"].min(), table["layers"].max()] == [3, 48]
+    assert trained["rate"] == [table["lr"].min(), table["lr"].max()] == [1e-3, 3e-3]
+    designs = [draw_design(number) for number in table["number"][:300]]
+    assert {design.width for design in designs} == {*trained["width"]}
+    assert {design.remedy for design in designs} <= {*trained["remedy"]}
+    inside = {"rate": 2e-3, "layers": 48, "mask": "causal", "experts": None, "unheard of": 3}
+    assert Predictor.shipped().outside(inside) == []
+    assert Predictor.shipped().outside({"layers": 49, "mask": "complete", "rate": 9e-4}) == [
+        "layers 49 (trained: 3 to 48)", "mask complete (trained: causal, causal&window:16, causal&window:4)",
+        "rate 0.0009 (trained: 0.001 to 0.003)",
+    ]  # fmt: skip

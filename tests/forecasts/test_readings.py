@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from rankscope.forecasts.readings import drifted, readings
+from rankscope.forecasts.readings import LOWEST, drifted, output_readings, readings
 from rankscope.lab import Recipe, Training
 from rankscope.lab.tasks import Copying
 from rankscope.lab.tasks.task import UNLABELLED
@@ -73,3 +74,22 @@ def test_the_curvature_is_the_second_derivative_along_the_signs() -> None:
     h = 3e-6  # the third derivative is large: at 1e-4 it is seen
     second = (loss(h) - 2 * loss(0.0) + loss(-h)) / h**2
     assert found["curvature"] == pytest.approx(math.log10(abs(second)), abs=1e-3)
+
+
+def test_shares_of_the_output_are_those_of_a_variance_taken_apart() -> None:
+    """By numpy: the part of all tokens that their mean has not, and what means by position and by symbol explain."""
+    draw = torch.Generator().manual_seed(0)
+    Y, symbols = torch.randn(5, 4, 6, generator=draw) + 2.0, torch.randint(3, (5, 4), generator=draw)
+    found = output_readings(Y, Y[..., :3], symbols)
+    H = Y.double().numpy().reshape(-1, 6)
+    C = H - H.mean(0)
+
+    def explained(groups: np.ndarray) -> float:
+        means = np.stack([C[groups == g].mean(0) for g in groups])
+        return float((means**2).sum() / (C**2).sum())
+
+    assert found["share_batch"] == pytest.approx(np.log10(np.linalg.norm(C) / np.linalg.norm(H)), abs=1e-6)
+    assert found["share_position"] == pytest.approx(explained(np.tile(np.arange(4), 5)), abs=1e-6)
+    assert found["share_current"] == pytest.approx(explained(symbols.flatten().numpy()), abs=1e-6)
+    nothing = output_readings(torch.zeros(5, 4, 6), torch.zeros(5, 4, 3), symbols)
+    assert nothing["share_batch"] == LOWEST and nothing["share_current"] == 0.0

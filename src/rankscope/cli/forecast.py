@@ -51,7 +51,7 @@ class TrainingOptions:
 
     task: Annotated[str, opt.option(opt.TRAINING, "NAME", "What is to be learnt.", TASKS)] = "next-character"
     tokens: Annotated[
-        int | None, opt.option(opt.TEXT, "N", "Tokens of a sample.", min=2, show_default="those of the task")
+        int | None, opt.option(opt.TRAINING, "N", "Tokens of a sample.", min=2, show_default="those of the task")
     ] = None
     steps: Annotated[int, opt.option(opt.TRAINING, "N", "Steps of the training.", min=1)] = 300
     lr: Annotated[float, opt.option(opt.TRAINING, "RATE", "Its largest learning rate.")] = 1e-3
@@ -79,8 +79,9 @@ def forecast(
 ) -> None:
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
 
-    The weights of MODEL are drawn anew. Nothing is trained: a network of
-    the design is measured at its initialisation, and trained designs of the lab that read alike say what to expect.
+    MODEL is a name, a folder or an architecture as JSON; its weights are drawn anew. Nothing is trained: a network of
+    the design is measured at its initialisation, and compared with 2,009 networks of width 64 that were trained. Of a
+    network unlike all of those the answer is a guess, and says so.
     """
     from rankscope.forecasts import forecast as forecast_of_network
 
@@ -163,19 +164,26 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
 def map_table(plane: Any, x: str, y: str) -> "Table":
     """The probability of learning at every cell, the largest value of y on top."""
     across, up = (sorted(plane[name].unique().to_list()) for name in ("x", "y"))
-    cells = {(row["x"], row["y"]): row.get("probability") for row in plane.iter_rows(named=True)}
-    table = titled("probability that it learns", f"across {x}, up {y}", words=[y])
+    cells = {(row["x"], row["y"]): row for row in plane.iter_rows(named=True)}
+    caption = f"across {x}, up {y}; ?: a guess, unlike all trained designs"
+    table = titled("probability that it learns", caption, words=[y])
     for value in across:
         table.add_column(f"{value:.3g}", justify="right", no_wrap=True)
     for b in reversed(up):
-        shown = ["–" if (p := cells.get((a, b))) is None else f"{p:.2f}" for a in across]
+        shown = [_probability(cells.get((a, b), {})) for a in across]
         table.add_row(f"{b:.3g}", *shown)
     return table
 
 
+def _probability(row: dict[str, Any]) -> str:
+    """The probability of a row, with a question mark where it is a guess; a dash where there is none."""
+    known = row.get("probability")
+    return "–" if known is None else f"{known:.2f}{'?' * bool(row['guess'])}"
+
+
 def _numbers(forecast: "Forecast") -> dict[str, float]:
     """The numbers of a forecast that are compared between networks."""
-    return {"probability": forecast.probability, "place": forecast.place}
+    return {"probability": forecast.probability, "place": forecast.place, "guess": bool(forecast.doubts)}
 
 
 def layers_table(forecast: "Forecast") -> "Table":
@@ -197,9 +205,10 @@ def mends_table(mends: "list[Mend]") -> "Table":
     """A line for each change: how probable it is to learn with it, and its place."""
     from rankscope.forecasts.verdict import place_of_100
 
-    table = titled("what would mend it", "each change alone, weights drawn anew", words=["change"])
+    caption = "each change alone, weights drawn anew; ?: a guess, unlike all trained designs"
+    table = titled("what would mend it", caption, words=["change"])
     for heading in ("probability", "place of 100"):
         table.add_column(heading, justify="right", no_wrap=True)
     for mend in mends:
-        table.add_row(mend.change, f"{mend.forecast.probability:.2f}", str(place_of_100(mend.forecast.place)))
+        table.add_row(mend.change, _probability(_numbers(mend.forecast)), str(place_of_100(mend.forecast.place)))
     return table

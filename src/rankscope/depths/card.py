@@ -23,6 +23,7 @@ from rankscope.depths.removals import Removals
 from rankscope.depths.summary import EffectiveDepth, effective_depths, means, sentence_of
 from rankscope.depths.tables import sample_tables
 from rankscope.errors import FileError, PathError
+from rankscope.nets.modes import usual_modes
 from rankscope.paths.frozen import require_linear
 from rankscope.paths.two_passes import LayerShares, TwoPasses
 from rankscope.profiles.pass_cost import check_memory
@@ -170,6 +171,7 @@ class DepthCard:
         return card(title, self.plot, list(LAYER_COLUMNS), rows, [self.sentence, *known, *self.notes])
 
 
+@usual_modes()
 def depth(
     net: NetworkLike,
     X: InputsLike,

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
 from rankscope.errors import ArchitectureError, SourceError, one_of
 from rankscope.nets import Transformer
+from rankscope.nets.modes import usual_modes
 from rankscope.shapes import Bool, Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -129,6 +130,7 @@ def _revision(origin: Any) -> dict[str, Any]:
     return {"revision": origin.details["revision"]} if "revision" in origin.details else {}
 
 
+@usual_modes()
 def cut(
     net: NetworkLike,
     X: InputsLike,

@@ -102,7 +102,7 @@ class ForecastPanel:
             mends.sort(key=lambda mend: (-round(mend.forecast.probability, 2), mend.forecast.place))
             rows = [
                 {"change": mend.change, "probability": mend.forecast.probability,
-                 "place": place_of_100(mend.forecast.place)}
+                 "guess": bool(mend.forecast.doubts), "place": place_of_100(mend.forecast.place)}
                 for mend in mends[:MOST_MENDS]
             ]  # fmt: skip
             answer = {"mends": rows, "done": done, "total": len(PARTS)}
@@ -141,7 +141,7 @@ def _answer(forecast_now: Callable[[], Forecast], controls: Controls, base_depth
     if controls.layers is not None and controls.layers > base_depth:
         sentences.append(f"Layers after the first {base_depth} repeat those, with the same weights.")
     return {
-        "probability": result.probability, "chance": chance_words(result.probability),
+        "probability": result.probability, "chance": chance_words(result.probability, bool(result.doubts)),
         "place": place_of_100(result.place), "spread": round(100 * result.prediction.place_spread),
         "sentences": sentences, "mends": size(result.design.arch) <= MENDED,
     }  # fmt: skip

@@ -69,7 +69,9 @@ def main() -> None:
             summary = f"{mine.height} designs in ten folds, Spearman {rank:.3f}, learns or not {right:.1%} right"
             sys.stdout.write(f"{task}: {summary}\n")
     else:
-        predictor = fit_predictor(pl.read_csv(PACKAGE / POINTS), calibration.outcomes())
+        results = calibration.outcomes()
+        trained = calibration.trained_settings(results["number"])
+        predictor = fit_predictor(pl.read_csv(PACKAGE / POINTS), results, trained=trained)
         with atomic(PACKAGE / WEIGHTS) as path:
             path.write_text(json.dumps(predictor.to_dict(), indent=1) + "\n", encoding="utf-8")
 

@@ -63,6 +63,21 @@ def outcomes() -> pl.DataFrame:
     )
 
 
+def trained_settings(numbers: Iterable[int]) -> dict[str, list[Any]]:
+    """What designs of these numbers have, by name of a setting (`Plan.settings`): the least and the largest of numbers,
+    every value of others.
+
+    >>> trained_settings(range(3))["width"]
+    [64, 64]
+    """
+    rows = [draw_design(number).plan().settings for number in numbers]
+    values = {name: [row[name] for row in rows] for name in rows[0]}
+    return {
+        name: [min(column), max(column)] if type(column[0]) in (int, float) else sorted(set(column), key=str)
+        for name, column in values.items()
+    }
+
+
 def train_design(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS) -> dict[str, Any]:
     """What became of a design.
 

@@ -48,8 +48,10 @@ def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:
     across, up = (sorted(table[name].unique().to_list()) for name in ("x", "y"))
     cells = {(row["x"], row["y"]): row for row in table.iter_rows(named=True)}
     values = np.array([[cells[a, b].get("probability") for a in across] for b in up], dtype=float)
+    guesses = table["guess"].drop_nulls() if "guess" in table.columns else pl.Series([False])
+    doubt = "" if not guesses.any() else ", as a guess" if guesses.all() else ", partly as a guess"
     heat = fig.Heatmap(
-        range(len(across)), range(len(up)), values, "probability that it learns", range=(0.0, 1.0),
+        range(len(across)), range(len(up)), values, f"probability that it learns{doubt}", range=(0.0, 1.0),
         numbers=len(across) * len(up) <= 64,
     )  # fmt: skip
     labels = [{float(k): f"{value:g}" for k, value in enumerate(axis)} for axis in (across, up)]

@@ -6,6 +6,7 @@ stays small. `python -m rankscope.forecasts fit` runs this, and writes `data/for
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,13 @@ NUGGET = 1e-6  # The least variance that similarity does not explain
 
 
 def fit_predictor(
-    points: pl.DataFrame, results: pl.DataFrame, *, price: float = 5.0, steps: int = 150, lr: float = 0.08
+    points: pl.DataFrame,
+    results: pl.DataFrame,
+    *,
+    price: float = 5.0,
+    steps: int = 150,
+    lr: float = 0.08,
+    trained: Mapping[str, Sequence[Any]] | None = None,
 ) -> Predictor:
     """The predictor of these trained designs.
 
@@ -33,6 +40,7 @@ def fit_predictor(
         price: What the log likelihood must gain for a weight to grow by `1 / sqrt(entries)`.
         steps: Steps of Adam.
         lr: Its learning rate.
+        trained: What the designs have (`calibration.trained_settings`), which the predictor keeps.
     """
     names = [name for name in points.columns if name != "number"]
     varied = [name for name in names if points[name].n_unique() > 1]
@@ -53,7 +61,7 @@ def fit_predictor(
     linear, *rest = log_hyperparameters.detach().exp().tolist()
     weights = {name: round(float(weight), 4) for name, weight in zip(varied, w, strict=True) if weight > 0}
     place_outcome, learns_outcome = Outcome(rest[0], rest[2] + NUGGET), Outcome(rest[1], rest[3] + NUGGET)
-    return Predictor(points, results, weights, linear, place_outcome, learns_outcome)
+    return Predictor(points, results, weights, linear, place_outcome, learns_outcome, trained)
 
 
 def _negative_log_likelihood(X: Tensor, Y: Tensor, logs: Tensor, others: Tensor) -> Tensor:

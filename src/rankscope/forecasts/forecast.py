@@ -20,7 +20,7 @@ from torch import nn
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.changes import PARTS, changes
-from rankscope.forecasts.designs import HEADS, STEPS, WIDTH
+from rankscope.forecasts.designs import STEPS
 from rankscope.forecasts.figures import layers_chart
 from rankscope.forecasts.layers import by_layer
 from rankscope.forecasts.live_module import LivePlan, read_module
@@ -33,6 +33,7 @@ from rankscope.lab.tasks import UNLABELLED, Task
 from rankscope.lab.tasks import task as task_of
 from rankscope.live.blocks import Blocks
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.modes import CPU, usual_modes
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved
 GIVEN = "weights are those given: a forecast is of networks that were not trained"
+OPTIMISER = "AdamW, its rate rising over 5% of the steps and then falling to zero as a cosine"  # Of `Recipe`
 DEEPEST = 256  # The largest depth that is asked about
 
 
@@ -61,6 +63,8 @@ class Forecast:
             the mean square of gradients by, measured; `angle_theory` and `gradient_theory`, in closed form, where there
             is one.
         notes: Conditions that the numbers stand under, each a sentence.
+        doubts: Those of the notes for which the probability and the place are guesses: ways in which no trained
+            network was like this one.
     """
 
     plan: Plan | LivePlan
@@ -69,6 +73,7 @@ class Forecast:
     prediction: Prediction
     exponents: dict[str, float]
     notes: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
 
     @property
     def design(self) -> Plan:
@@ -112,7 +117,7 @@ class Forecast:
     @cached_property
     def verdict(self) -> list[str]:
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
-        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes)
+        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes, self.doubts)
 
     def mends(
         self,
@@ -203,10 +208,10 @@ class Forecast:
         contents = {
             "probability": self.probability, "place": self.place, "place_spread": self.prediction.place_spread,
             "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
-            "exponents": self.exponents, "notes": list(self.notes), "table": self.table.to_dicts(),
-            "readings": self.readings, "architecture": self.plan.description, "task": self.plan.task_name,
-            "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch, "seed": self.plan.seed,
-            "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
+            "exponents": self.exponents, "notes": list(self.notes), "doubts": list(self.doubts),
+            "table": self.table.to_dicts(), "readings": self.readings, "architecture": self.plan.description,
+            "task": self.plan.task_name, "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch,
+            "seed": self.plan.seed, "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
             "entries": self.prediction.entries, "share_right": self.prediction.share_right,
         }  # fmt: skip
         return contents
@@ -229,7 +234,8 @@ class Mend:
 
     def __repr__(self) -> str:
         mended = self.forecast
-        return f"{self.change}: probability {mended.probability:.2f}, place {place_of_100(mended.place)} of 100"
+        guess = ", as a guess" if mended.doubts else ""
+        return f"{self.change}: probability {mended.probability:.2f}, place {place_of_100(mended.place)} of 100{guess}"
 
 
 def forecast(
@@ -296,24 +302,26 @@ def forecast(
         return _of_module(subject, inputs, loss, blocks, steps, lr, seed, inapplicable)
     if loss is not None or blocks is not None:
         raise LabError("loss and blocks are of a module with inputs; got no inputs: give two batches", subject="inputs")
-    chosen = _task(task, tokens)
-    arch, net, notes = _network(subject, seed)
-    first = chosen.batch(batch, seed, 0)
-    if not bool((first.labels != UNLABELLED).any()):
-        raise LabError(f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}", subject="tokens")
-    if depth is not None:
-        layers = chosen_layers(depth, arch.layers)
-        arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
-        if net is not None and len(layers) > len(set(layers)):
-            notes.append("layers are repeated, with the same weights")
-    arch, changed = adapted_to_task(arch, chosen, first.inputs.shape[1])
-    if net is not None:
-        net = net if arch == net.arch else with_architecture(net, arch)
-        for remedy in remedies:
-            net = net.with_remedy(remedy)
-    start = init if isinstance(init, Initialisation) else Initialisation(init)
-    plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
-    return forecast_of(plan, (*notes, *changed))
+    with usual_modes(), torch.enable_grad():
+        chosen = _task(task, tokens)
+        arch, net, notes = _network(subject, seed)
+        first = chosen.batch(batch, seed, 0)
+        if not bool((first.labels != UNLABELLED).any()):
+            sentence = f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}"
+            raise LabError(sentence, subject="tokens")
+        if depth is not None:
+            layers = chosen_layers(depth, arch.layers)
+            arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
+            if net is not None and len(layers) > len(set(layers)):
+                notes.append("layers are repeated, with the same weights")
+        arch, changed = adapted_to_task(arch, chosen, first.inputs.shape[1])
+        if net is not None:
+            net = net if arch == net.arch else with_architecture(net, arch)
+            for remedy in remedies:
+                net = net.with_remedy(remedy)
+        start = init if isinstance(init, Initialisation) else Initialisation(init)
+        plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
+        return forecast_of(plan, (*notes, *changed))
 
 
 def _of_module(
@@ -335,10 +343,13 @@ def _of_module(
         if given is not default and given != default:
             sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
             raise LabError(sentence, subject=name)
-    read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
+    device = torch.get_default_device()
+    with usual_modes(CPU if device.type == "meta" else device), torch.enable_grad():
+        read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
     prediction = Predictor.shipped().predict(read.point)
-    notes = [GIVEN, *read.notes, *_conditions(read.plan, prediction)]
-    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes))
+    doubts = _doubts(read.plan, prediction)
+    notes = [GIVEN, *read.notes, *_unknown(prediction), *doubts]
+    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes), doubts)
 
 
 def _check(lr: float, **counts: int) -> None:
@@ -351,6 +362,8 @@ def _check(lr: float, **counts: int) -> None:
         raise LabError(f"lr must be a number above zero; got {lr!r}", subject="lr")
 
 
+@usual_modes()
+@torch.enable_grad()
 def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -> Forecast:
     """The forecast of a plan.
 
@@ -363,7 +376,8 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     point = point_of(model, plan.task, plan.recipe, plan.seed)
     prediction = Predictor.shipped().predict(point)
     table, exponents, layer_notes = by_layer(model, plan) if layers else (pl.DataFrame(), {}, [])
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *_conditions(plan, prediction)))
+    doubts = _doubts(plan, prediction)
+    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *doubts), doubts)
 
 
 def _task(task: str | Task, tokens: int | None) -> Task:
@@ -413,24 +427,28 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
     return arch, net, notes
 
 
-def _conditions(plan: Plan | LivePlan, prediction: Prediction) -> list[str]:
-    """What the prediction stands under."""
-    conditions = []
-    if prediction.known < prediction.entries:
-        conditions.append(
-            f"of {prediction.entries} readings {prediction.known} were known; with these alone "
-            f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
-            f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
-        )
+def _unknown(prediction: Prediction) -> list[str]:
+    """A sentence on what readings that are not known cost; none if all are."""
+    if prediction.known == prediction.entries:
+        return []
+    return [
+        f"of {prediction.entries} readings {prediction.known} were known; with these alone "
+        f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
+        f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
+    ]
+
+
+def _doubts(plan: Plan | LivePlan, prediction: Prediction) -> tuple[str, ...]:
+    """Why the prediction is a guess: what no trained design had."""
+    doubts = []
+    if outside := Predictor.shipped().outside(plan.settings):
+        doubts.append(f"no trained design had {', '.join(outside)}")
     if plan.task_name not in LEARNT:
-        conditions.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
-    usual = {"width": WIDTH, "heads": HEADS, "steps": STEPS, "batch": Recipe().batch}
-    sizes = {name: value for name, value in plan.sizes.items() if value is not None}
-    unusual = [f"{name} {value} (trained: {usual[name]})" for name, value in sizes.items() if value != usual[name]]
-    if unusual:
-        conditions.append(f"no trained design had {', '.join(unusual)}")
-    if prediction.unfamiliar:
-        conditions.append(
-            f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}: the probability is a guess"
+        doubts.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
+    if isinstance(plan, LivePlan):
+        doubts.append(
+            f"trained designs were networks of the lab under {OPTIMISER}: its blocks and its optimiser may be others"
         )
-    return conditions
+    if prediction.unfamiliar:
+        doubts.append(f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}")
+    return tuple(doubts)

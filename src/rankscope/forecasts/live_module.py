@@ -17,6 +17,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 
 from rankscope.errors import LabError, WatchError
 from rankscope.forecasts.layers import KINDS, filled_table
@@ -48,7 +49,9 @@ from rankscope.forecasts.readings import (
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
 from rankscope.live.blocks import Blocks
-from rankscope.live.modules import uncompiled
+from rankscope.live.hidden_states import refuse_streams
+from rankscope.live.modules import submodules, unwrapped
+from rankscope.live.monitor.distributed import is_sharded
 from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
 from rankscope.live.plan import make_plan
 from rankscope.live.watch import watch
@@ -84,9 +87,11 @@ class LivePlan:
         return "its own loss"
 
     @property
-    def sizes(self) -> dict[str, int | None]:
-        """Sizes of the network and its training, by name."""
-        return {"width": self.width, "heads": self.heads, "steps": self.recipe.steps, "batch": self.recipe.batch}
+    def settings(self) -> dict[str, Any]:
+        """What trained designs are compared with it by, as far as it is known, by name."""
+        told = {"layers": self.layers, "width": self.width, "heads": self.heads, "steps": self.recipe.steps,
+                "rate": self.recipe.lr, "batch": self.recipe.batch}  # fmt: skip
+        return {name: value for name, value in told.items() if value is not None}
 
     @property
     def description(self) -> dict[str, Any]:
@@ -168,15 +173,15 @@ def read_module(
         MonitorError: The loss is not one number with a gradient, or the module cannot be left as it was.
         WatchError: The blocks are not found, or cannot be watched.
     """
-    model = uncompiled(model)
+    model = unwrapped(_whole(model))
     batches = _batches(inputs, model)
     if loss is not None and not callable(loss):
         raise LabError(f"loss must be a function of output and batch; got a {type(loss).__name__}", subject="loss")
     if not trained_weights(model):
         raise LabError(f"{type(model).__name__} has no weights to train: none requires a gradient", subject="model")
     half = any(weight.dtype in HALF for weight in model.parameters())
+    reader = ModuleReader(model, batches, loss, Recipe(steps=steps, lr=lr), seed, blocks, half)
     with in_dtype(model, torch.float32 if half else None):
-        reader = ModuleReader(model, batches, loss, Recipe(steps=steps, lr=lr), seed, blocks, half)
         with left_as_it_was(model):
             curves, start = reader.start()
             table = reader.table(curves)
@@ -190,6 +195,21 @@ def read_module(
     layers = curves.residual.shape[1] - 1
     plan = LivePlan(type(model).__name__, recipe, layers, reader.width, heads, seed)
     return ModuleReadings(plan, point, table, tuple(reader.notes))
+
+
+def _whole(model: nn.Module) -> nn.Module:
+    """The module, if all of its weights are here."""
+    came = ""
+    if is_sharded(model):
+        came = "are sharded or split over devices (FSDP, ZeRO-3, DTensor): forecast it before that"
+    elif any(weight.is_meta or is_lazy(weight) for weight in model.parameters()):
+        came = "are not drawn yet, or on the meta device: draw them first"
+    elif any(type(part).__name__ == "DistributedDataParallel" for part in submodules(unwrapped(model))):
+        came = "are partly wrapped in DDP, which counts their calls: forecast it before that"
+    if came:
+        raise LabError(f"a module must have its weights to itself; those of {type(model).__name__} {came}",
+                       subject="model")  # fmt: skip
+    return model
 
 
 def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
@@ -222,12 +242,17 @@ class ModuleReader:
         self.model, self.batches, self.loss, self.recipe, self.seed = model, batches, loss, recipe, seed
         self.blocks, self.dtype = blocks, torch.float32 if half else None
         self.plan = make_plan(model, METRICS[:1], blocks=blocks)
-        self.weights = trained_weights(model)
+        self.given_weights = trained_weights(model)
         self.kinds: WeightKinds = {}
         self.width: int | None = None
         self.notes: list[str] = []
         if names := sorted({name for batch in batches for name in batch.for_loss}):
             self.note(f"the loss alone was given {', '.join(names)}: the module's forward does not take it")
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What stands for the trained weights now, by name: copies while the module is read."""
+        return trained_weights(self.model)
 
     def note(self, sentence: str) -> None:
         """Add a sentence to the notes, unless it is there."""
@@ -237,6 +262,7 @@ class ModuleReader:
     def start(self) -> tuple[TokenCurves, dict[str, float]]:
         """(What was watched, every reading at initialisation)."""
         first = self._pass(0)
+        self._refuse_hidden(first)
         self.kinds = weight_kinds(self.model, self.plan.blocks, self.weights, first.head)
         self._note_loss(first)
         unknown = [kind for kind, parts in self.kinds.items() if parts is None]
@@ -246,6 +272,14 @@ class ModuleReader:
         curves = self.watched()
         readings = self._look(curves) | self._curvature()
         return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
+
+    def _refuse_hidden(self, made: LivePass) -> None:
+        """Refuse a module that computes with weights of its own where copies stand."""
+        given = self.given_weights
+        reached = torch.autograd.grad(made.loss, list(given.values()), retain_graph=True, allow_unused=True)
+        if hidden := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
+            came = f"{type(self.model).__name__} keeps {hidden[0]} in another place too (a closure, a dictionary)"
+            raise LabError(f"a module must take its weights from its attributes, to be read; {came}", subject="model")
 
     def look(self) -> dict[str, float]:
         """What is read again after the drift."""
@@ -435,6 +469,8 @@ class ModuleReader:
             tokens.edges, made = {}, self._pass(0)
         if tokens.shape is not None:
             self.width = tokens.shape[-1]
+            per_token = (self.batches[0].symbols(self.model, tokens.shape[:2]), made.logits)
+            refuse_streams(tokens.shape, [{"input_ids": x} for x in per_token if x is not None and x.ndim < 4])
         gradient = gradient_of(made.loss, self.weights, keep=True)
         at_tokens = {
             layer: torch.cat([value / len(value) for value, _ in parts]).norm().log10().item()

@@ -10,7 +10,7 @@ That also tells the labels y. Where no tensor of the output is that, logits are 
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,9 @@ class LiveBatch:
         kwargs = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
         if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
             raise LabError("a batch of inputs must hold a tensor for the model; received none", subject="inputs")
+        if any(isinstance(x, Tensor) and (x.is_meta or x.is_inference()) for x in (*args, *kwargs.values())):
+            sentence = "inputs must be in memory, and not made in inference_mode, which no gradient goes through"
+            raise LabError(f"{sentence}: make them outside of it, or clone them there", subject="inputs")
         taken = inspect.signature(model.forward).parameters
         for_loss: tuple[str, ...] = ()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -208,16 +211,32 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Inside, floating weights and buffers are of this dtype; afterwards they are the same memory as before."""
-    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
-    kept = [(tensor, tensor.data) for tensor in tensors if dtype is not None and tensor.dtype != dtype]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.to(dtype)
+    """Inside, copies of this dtype (None: of their own) stand where the module has its floating weights and buffers;
+    afterwards it holds its own again.
+
+    Nothing is done to the tensors themselves. A weight whose `.data` was once of another dtype has lost what DDP's
+    hooks hang on, and the graphs that it is in can no longer be differentiated.
+    """
+    copies: dict[int, Tensor] = {}
+    with ExitStack() as undo:
+        modules = submodules(model)
+        for held in (held for part in modules for held in (part._parameters, part._buffers)):
+            undo.callback(held.update, dict(held))
+            for name, tensor in held.items():
+                if tensor is not None and tensor.is_floating_point():
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = _copied(tensor, dtype or tensor.dtype)
+                    held[name] = copies[id(tensor)]
+        for values in [values for part in modules for values in vars(part).values() if isinstance(values, list)]:
+            if any(id(value) in copies for value in values):  # torch's recurrent layers keep one of their weights
+                undo.callback(values.__setitem__, slice(None), list(values))
+                values[:] = [copies.get(id(value), value) for value in values]
         yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    copy = tensor.detach().to(dtype, copy=True)
+    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 class NarrowingNoticed(TorchDispatchMode):  # type: ignore[no-untyped-call]

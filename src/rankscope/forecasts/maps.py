@@ -80,7 +80,8 @@ def forecast_map(
     workers: int = 2,
     progress: Callable[[int, int, str], None] = lambda done, total, said: None,
 ) -> pl.DataFrame:
-    """The forecasts of a plane of designs: x · y · probability · place · residual (log10, after the last layer).
+    """The forecasts of a plane of designs: x · y · probability · place · residual (log10, after the
+    last layer) · guess (whether the design is unlike all that were trained).
 
     Args:
         forecast: Of the design in which two numbers are varied.
@@ -111,4 +112,4 @@ def _cell(plan: Plan, x: str, y: str, at: tuple[float, float]) -> dict[str, floa
     """One cell of a map."""
     cell = forecast_of(AXES[y].change(AXES[x].change(plan, at[0]), at[1]), layers=False)
     numbers = {"probability": cell.probability, "place": cell.place, "residual": cell.readings["residual_last"]}
-    return {"x": at[0], "y": at[1], **numbers}
+    return {"x": at[0], "y": at[1], **numbers, "guess": bool(cell.doubts)}

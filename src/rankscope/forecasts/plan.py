@@ -15,6 +15,10 @@ from rankscope.nets.masks import Mask, MaskLike, matrix
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 
+FORMS = ("kernel", "mask", "positions", "mlp", "activation", "experts", "norm", "norm_place", "final_norm", "parallel",
+         "shared", "query_norm", "head_gate")  # fmt: skip
+"""Fields of an architecture that say what form its parts have."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,10 +53,16 @@ class Plan:
         return self.task.name
 
     @property
-    def sizes(self) -> dict[str, int | None]:
-        """Sizes of the network and its training, by name."""
-        return {"width": self.arch.width, "heads": self.arch.heads, "steps": self.recipe.steps,
-                "batch": self.recipe.batch}  # fmt: skip
+    def settings(self) -> dict[str, Any]:
+        """What trained designs are compared with it by, by name: sizes, numbers of its training, and forms of parts."""
+        remedies = "+".join(remedy if isinstance(remedy, str) else remedy.name for remedy in self.remedies)
+        forms = {name: getattr(self.arch, name) for name in FORMS}
+        return {
+            "layers": self.arch.layers, "width": self.arch.width, "heads": self.arch.heads, "steps": self.recipe.steps,
+            "rate": self.recipe.lr, "batch": self.recipe.batch, "attention_skip": float(self.arch.attention_skip),
+            "mlp_skip": float(self.arch.mlp_skip), "remedy": remedies,
+            **{name: form if isinstance(form, bool | None) else str(form) for name, form in forms.items()},
+        }  # fmt: skip
 
     @property
     def description(self) -> dict[str, Any]:

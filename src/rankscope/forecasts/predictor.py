@@ -25,7 +25,7 @@ without themselves (`Predictor.share_right`) says what the missing entries cost.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -101,6 +101,8 @@ class Predictor:
         linear: c, the share of what is linear.
         place: How places are predicted.
         learns: How it is predicted whether a network learns.
+        trained: What the trained networks had, by name of a setting (`Plan.settings`): the least and the largest of
+            numbers, every value of others.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class Predictor:
         linear: float,
         place: Outcome,
         learns: Outcome,
+        trained: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
+        self.trained = dict(trained or {})
         together = results.join(points, on="number", how="inner", maintain_order="left")
         self.names = [name for name, weight in weights.items() if weight > 0]
         self.weights = np.array([weights[name] for name in self.names])
@@ -132,7 +136,23 @@ class Predictor:
         fitted = json.loads(files("rankscope").joinpath(WEIGHTS).read_text(encoding="utf-8"))
         points = pl.read_csv(BytesIO(files("rankscope").joinpath(POINTS).read_bytes()))
         ways = {name: Outcome(**fitted[name]) for name in ("place", "learns")}
-        return cls(points, outcomes(), fitted["weights"], fitted["linear"], **ways)
+        return cls(points, outcomes(), fitted["weights"], fitted["linear"], **ways, trained=fitted["trained"])
+
+    def outside(self, settings: Mapping[str, Any]) -> list[str]:
+        """The settings of a network that no trained one had, each in words with those that were trained.
+
+        >>> Predictor.shipped().outside({"rate": 1e-6, "width": 64, "parallel": True})
+        ['rate 1e-06 (trained: 0.001 to 0.003)', 'parallel True (trained: False)']
+        """
+        said = []
+        for name, value in settings.items():
+            known = self.trained.get(name, [value])
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (known[0] <= value <= known[-1] if number else value in known):
+                values = [f"{x:g}" if number else str(x) or "none" for x in dict.fromkeys(known)]
+                shown = f"{value:g}" if number else str(value)
+                said.append(f"{name} {shown} (trained: {(' to ' if number else ', ').join(values)})")
+        return said
 
     def knowing(self, names: Iterable[str]) -> "Predictor":
         """The predictor that looks at these entries alone; itself where all of its own are among them.
@@ -184,7 +204,7 @@ class Predictor:
         """Everything that was fitted, for JSON."""
         weights = dict(zip(self.names, self.weights.tolist(), strict=True))
         fitted = {"linear": self.linear, "place": asdict(self.place), "learns": asdict(self.learns)}
-        return {"weights": dict(sorted(weights.items(), key=lambda item: -item[1])), **fitted}
+        return {"weights": dict(sorted(weights.items(), key=lambda item: -item[1])), **fitted, "trained": self.trained}
 
     def entries(self, table: pl.DataFrame) -> Any:
         """Columns as places among trained networks, between -sqrt(3) and sqrt(3), `[network, entry]`: of mean zero, and

@@ -32,22 +32,29 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def sentences(
-    plan: Plan | LivePlan, table: pl.DataFrame, readings: dict[str, float], prediction: Prediction, notes: Sequence[str]
+    plan: Plan | LivePlan,
+    table: pl.DataFrame,
+    readings: dict[str, float],
+    prediction: Prediction,
+    notes: Sequence[str],
+    doubts: Sequence[str],
 ) -> list[str]:
     """All that a forecast says, most important first; the arguments are the fields of a `Forecast`."""
     layers = [*_tokens(table), *_gradients(table)] if table.height else []
     blamed = _blame(plan.task_name, readings) if prediction.probability <= 0.5 else []
-    return [_chance(plan, prediction), *layers, *blamed, *(f"{note[0].upper()}{note[1:]}." for note in notes)]
+    further = [note for note in notes if note not in doubts[:1]]
+    return [_chance(plan, prediction, doubts), *layers, *blamed, *(f"{note[0].upper()}{note[1:]}." for note in further)]
 
 
-def chance_words(probability: float) -> str:
-    """A probability in words.
+def chance_words(probability: float, guess: bool = False) -> str:
+    """A probability in words, which say so if it is a guess.
 
-    >>> chance_words(0.97), chance_words(0.5)
-    ('will learn', 'may learn or not')
+    >>> chance_words(0.97), chance_words(0.5, guess=True)
+    ('will learn', 'may learn or not, as a guess')
     """
     words = ((0.9, "will learn"), (0.7, "will probably learn"), (0.3, "may learn or not"), (0.1, "will hardly learn"))
-    return next((phrase for least, phrase in words if probability >= least), "will not learn")
+    said = next((phrase for least, phrase in words if probability >= least), "will not learn")
+    return f"{said}, as a guess" if guess else said
 
 
 def place_of_100(place: float) -> int:
@@ -59,11 +66,14 @@ def place_of_100(place: float) -> int:
     return round(1 + 99 * place)
 
 
-def _chance(plan: Plan | LivePlan, prediction: Prediction) -> str:
-    recipe = plan.recipe
+def _chance(plan: Plan | LivePlan, prediction: Prediction, doubts: Sequence[str]) -> str:
+    recipe, doubt = plan.recipe, ""
+    if doubts:
+        more = ", among other reasons below" if len(doubts) > 1 else ""
+        doubt = f"a guess, since {doubts[0]}{more}; going by designs that read most like it, "
     expected_place = f"place {place_of_100(prediction.place)} of 100 (± {100 * prediction.place_spread:.0f})"
     return (
-        f"{plan.layers} layers, {recipe.steps} steps at {recipe.lr:g} on {plan.task_name}: it "
+        f"{plan.layers} layers, {recipe.steps} steps at {recipe.lr:g} on {plan.task_name}: {doubt}it "
         f"{chance_words(prediction.probability)} (probability {prediction.probability:.2f}); among designs of the lab "
         f"its loss is expected at {expected_place}, 1 the best."
     )
@@ -77,12 +87,11 @@ def _tokens(table: pl.DataFrame) -> list[str]:
     layer, last = known[-1]
     where = "after the last layer" if layer == table.height - 1 else f"after layer {layer}, the last that is known,"
     if last >= ALIKE:
-        return [f"Tokens stay apart: {where} {10**last:.2g} of their length is not common to all."]
+        return [f"Tokens stay apart: {where} their relative residual is {10**last:.2g}; 0 is all the same."]
     apart = [layer for layer, log in known if log >= ALIKE]
     first = apart[-1] + 1 if apart else 0
     return [
-        f"Tokens become the same: from layer {first} on less than 1% of their length tells them apart, {where} "
-        f"{_power(last)}."
+        f"Tokens become the same: from layer {first} on their relative residual is below 0.01, {where} {_power(last)}."
     ]
 
 

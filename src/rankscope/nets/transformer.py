@@ -17,6 +17,7 @@ from rankscope.nets.devices import Conversion, check_device, check_dtype, check_
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
+from rankscope.nets.modes import usual_modes
 from rankscope.nets.norms import Norm, normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
 from rankscope.nets.padding import TokenOrder, Tokens, Valid, check_tokens, padding_from, prepare_tokens
@@ -56,6 +57,7 @@ class Transformer:
         return f"Transformer({', '.join([*name, *size, *arch.departures()])}, {self.dtype} on {self.device})"
 
     @classmethod
+    @usual_modes()
     def random(
         cls,
         arch: Architecture,

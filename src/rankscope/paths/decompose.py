@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
+from rankscope.nets.modes import usual_modes
 from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
@@ -45,6 +46,7 @@ class PathTerm:
         return f"PathTerm{self.path}: length {length_of(self.path)}, term {tuple(self.term.shape)}"
 
 
+@usual_modes()
 @torch.no_grad()
 def decompose(
     net: NetworkLike,
@@ -138,6 +140,7 @@ class Decomposition:
         return self._lengths.closure
 
     @cached_property
+    @usual_modes()
     def _lengths(self) -> ByLength:
         return replace(by_length(self.frozen), variant=self.variant)
 
@@ -145,14 +148,17 @@ class Decomposition:
         """For every length: how many paths, and what the sum of their terms is."""
         return self._lengths
 
+    @usual_modes()
     def by_layer(self) -> pl.DataFrame:
         """Everything that passes through the heads, and through the MLP, of each layer (`by_part.py`)."""
         return by_layer(self.frozen)
 
+    @usual_modes()
     def by_head(self) -> pl.DataFrame:
         """Everything that passes through each head, and how it contracts (`by_part.py`)."""
         return by_head(self.frozen)
 
+    @usual_modes()
     def by_position(self, query: int | None = -1, *, lengths: bool = False, sizes: bool = False) -> ByPosition:
         """Return the share of the output that starts at each source token, exactly (`positions.py`).
 
@@ -180,6 +186,7 @@ class Decomposition:
         """
         return by_position(self.frozen, query, lengths, sizes)
 
+    @usual_modes()
     def path(self, path: Iterable[int | None], attention: str = "shared") -> PathTerm:
         """One path's term: a head, or None to go past the heads, in every layer.
 
@@ -207,10 +214,12 @@ class Decomposition:
         """Paths of one length, drawn uniformly without repetition."""
         return sampled_paths(self.frozen.ways, length, count, seed)
 
+    @usual_modes()
     def top(self, count: int = 10, by: str = "norm", budget: int = 2000, progress: Progress | None = None) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
         return heaviest(self.frozen, count, by, budget, progress)
 
+    @usual_modes()
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
         counts = counts_along(self.frozen.ways)
@@ -222,6 +231,7 @@ class Decomposition:
             raise PathError(f"residuals needs a count >= 1 and lengths that have paths; {got}", subject="count")
         return path_residuals(self.frozen, paths)
 
+    @usual_modes()
     @torch.no_grad()
     def keep(
         self,

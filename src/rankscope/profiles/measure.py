@@ -24,6 +24,7 @@ from torch import Tensor
 from rankscope.deviation import applies
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
+from rankscope.nets.modes import usual_modes
 from rankscope.profiles.pass_cost import in_words, seconds
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, layer_pass, run_side_by_side
@@ -37,6 +38,7 @@ LOG = logging.getLogger("rankscope")
 """At level INFO it says how long a pass will take, before the pass starts."""
 
 
+@usual_modes()
 def measure(
     net: NetworkLike,
     X: InputsLike,
@@ -99,6 +101,7 @@ def measure(
     return profile
 
 
+@usual_modes()
 def measure_together(
     networks: Mapping[str, tuple[Transformer, Tensor, Tensor | None]],
     metrics: MetricsLike = DEFAULT_METRICS,

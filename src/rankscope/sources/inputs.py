@@ -63,7 +63,8 @@ def inputs_of(
         X = X["input_ids"]
     X = _tensor(caller, X)
     padding, attention_mask = (
-        torch.from_numpy(mask) if isinstance(mask, np.ndarray) else mask for mask in (padding, attention_mask)
+        _differentiable(torch.from_numpy(mask) if isinstance(mask, np.ndarray) else mask)
+        for mask in (padding, attention_mask)
     )
     padding = padding_from(padding, attention_mask, tuple(X.shape[:2]))
     if not X.is_floating_point():
@@ -84,4 +85,12 @@ def _tensor(caller: str, X: object) -> Tensor:
         expected = f"{caller} takes texts, token ids [batch, token] or tokens [batch, token, width]"
         advice = "pad ids of several lengths, as tokenizer(texts, padding=True, return_tensors='pt') does"
         raise TokensError(f"{expected}; received a {type(X).__name__}: {advice}", subject="X") from error
-    return numbers
+    if numbers.is_meta:
+        raise TokensError(f"{caller} takes tokens in memory; these are on the meta device", subject="X")
+    made: Tensor = _differentiable(numbers)
+    return made
+
+
+def _differentiable(x: Any) -> Any:
+    """x, or a copy of a tensor that was made in `inference_mode`, which no gradient can go through."""
+    return x.clone() if isinstance(x, Tensor) and x.is_inference() else x

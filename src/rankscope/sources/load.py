@@ -19,6 +19,7 @@ from rankscope.errors import FileError, RankscopeError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.modes import usual_modes
 from rankscope.nets.origin import Origin
 from rankscope.nets.storage import is_saved, read
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
@@ -34,6 +35,7 @@ from rankscope.sources.parity import Parity, check
 from rankscope.sources.quantisation import dequantised, read_dequantised
 
 
+@usual_modes()
 def load(
     source: Any,
     dtype: torch.dtype | None = None,

@@ -30,6 +30,7 @@ from torch import Tensor
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import Architecture
+from rankscope.nets.modes import usual_modes
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
 from rankscope.runs.tables import SavedTable
@@ -148,6 +149,7 @@ def leading(met: list[bool]) -> int:
     return next((layer for layer, yes in enumerate(met) if not yes), len(met))
 
 
+@usual_modes()
 def certify(
     net: NetworkLike,
     X: InputsLike,

@@ -131,10 +131,10 @@ function mends(part) {
   $("forecast-mend").disabled = true;
   $("mends").hidden = part.mends.length === 0;
   $("mends-note").textContent = (!all ? `Forecasting changes: ${part.done} of ${part.total} kinds were tried …`
-    : part.mends.length ? "Changes that make it no less probable to learn, weights drawn anew for each:" : "No change that was tried makes it more probable to learn.");
+    : part.mends.length ? "Changes that make it no less probable to learn, weights drawn anew for each (?: a guess, unlike all that were trained):" : "No change that was tried makes it more probable to learn.");
   $("mends").tBodies[0].replaceChildren(...part.mends.map((mend) => {
     const row = document.createElement("tr");
-    row.append(element("td", mend.change), element("td", chance(mend.probability)), element("td", String(mend.place)));
+    row.append(element("td", mend.change), element("td", chance(mend.probability) + (mend.guess ? "?" : "")), element("td", String(mend.place)));
     return row;
   }));
 }
