@@ -60,10 +60,13 @@ def test_json_lines_of_a_run_that_was_killed_and_went_back(tmp_path: Path) -> No
 
 def test_tensorboard(tmp_path: Path) -> None:
     written(TensorBoard(tmp_path))
+    written(TensorBoard(tmp_path / "heads", heads=True))
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert sorted(events.Tags()["scalars"]) == sorted(NAMES)
+    assert sorted(events.Tags()["scalars"]) == sorted(name for name in NAMES if "head_0" not in name)
+    by_head = EventAccumulator(str(tmp_path / "heads")).Reload()
     for name in NAMES:
-        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, value(name, s)) for s in STEPS]
+        tag = name.replace("/", " by head/", "head_0" in name)  # a section of its own
+        assert [(e.step, e.value) for e in by_head.Scalars(tag)] == [(s, value(name, s)) for s in STEPS]
     (tag,) = (tag for tag in events.Tags()["tensors"] if tag.startswith("alarms/collapse"))
     (text,) = events.Tensors(tag)
     assert text.step == 20 and text.tensor_proto.string_val == [SENTENCE.encode()]

@@ -72,10 +72,11 @@ class TensorBoard:
 
     Args:
         folder: Where the event files go; `tensorboard --logdir folder` shows them while they are written.
+        heads: Whether to write the numbers of single heads as well, in a section of their own for each metric.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, heads: bool = False) -> None:
+        self.folder, self.heads = Path(folder), heads
         self._writer: Any = None
         _imported("tensorboard")
 
@@ -85,7 +86,9 @@ class TensorBoard:
         if self._writer is None:
             self._open(measurement.step)
         for name, value in scalars(measurement).items():
-            self._writer.add_scalar(name, value, measurement.step)
+            of_head = "/head_" in name
+            if self.heads or not of_head:
+                self._writer.add_scalar(name.replace("/", " by head/", of_head), value, measurement.step)
         for alarm in measurement.alarms:
             self._writer.add_text(f"alarms/{alarm.rule}", alarm.sentence, measurement.step)
         self._writer.flush()
@@ -222,12 +225,17 @@ class Trackio(_ToolRun):
 
 
 def scalars(measurement: Measurement) -> dict[str, float]:
-    """Every finite number of a measurement by a name whose first part is what pages group by.
+    """Every finite number of a measurement, and the mean over heads, by a name whose first part is what pages group by.
 
-    relative_mu/layer_03    head_mu/layer_03/head_02    paths/length_02    monitor/loss
+    relative_mu/layer_03    head_mu/layer_03    head_mu/layer_03/head_02    paths/length_02    monitor/loss
     """
-    rows = measurement.rows.select("metric", "layer", "head", "value").iter_rows()
-    return {scalar_name(metric, layer, head): value for metric, layer, head, value in rows if value is not None}
+    numbers: dict[str, float] = {}
+    by_layer: dict[str, list[float]] = {}
+    for metric, layer, head, value in measurement.rows.select("metric", "layer", "head", "value").iter_rows():
+        if value is not None:
+            numbers[scalar_name(metric, layer, head)] = value
+            by_layer.setdefault(scalar_name(metric, layer, None), []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_layer.items()} | numbers
 
 
 def scalar_name(metric: str, layer: int | None, head: int | None) -> str:

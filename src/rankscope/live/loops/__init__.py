@@ -10,15 +10,22 @@ from rankscope.live.monitor import Monitor
 from rankscope.live.writers import scalars
 
 
-def check_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> None:
-    """Raise a sentence if a callback was given an option without its name, or one that `Monitor` does not have."""
-    if positional:
-        came = f"received a {type(positional[0]).__name__} without one"
-        raise MonitorError(f"{callback} takes its options by name; {came}: {callback}(probe=batch)", subject="options")
+def named_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a callback by name; the first may be given without one, `metrics`, as to `Monitor`.
+
+    Raises:
+        MonitorError: Another option has no name, or one that `Monitor` does not have.
+    """
+    nameless = positional[1:] if "metrics" not in options else positional
+    if nameless:
+        came = f"received a {type(nameless[0]).__name__} without one"
+        expected = f"{callback} takes its options by name, but for metrics as the first"
+        raise MonitorError(f"{expected}; {came}: {callback}(metrics, probe=batch)", subject="options")
     known = [name for name in inspect.signature(Monitor).parameters if name not in ("model", "step")]
     for name in options:
         if name not in known:
             raise MonitorError(one_of(f"an option of {callback}", name, known), subject=name)
+    return dict(zip(("metrics",), positional, strict=False)) | dict(options)
 
 
 def last_numbers(monitor: Monitor | None) -> dict[str, float]:

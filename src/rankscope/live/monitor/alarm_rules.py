@@ -29,8 +29,8 @@ class Collapse(AlarmRule):
     name = "tokens collapse"
     metrics = ("relative_mu", "relative_residual")
     advice = (
-        "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart. (Post-norm networks "
-        "may pass through this while the learning rate warms up.)"
+        "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart. (Post-norm "
+        "networks may pass through this while the learning rate warms up.)"
     )
 
     def __init__(
@@ -75,8 +75,8 @@ class EntropyCollapse(AlarmRule):
         share: or below this share of the highest it ever was,
         never: or has never been above so many nats. (A layer that has learnt to be sharp was not so at first.)
 
-    Even attention of n tokens under a causal mask has `log(n!) / n` nats: a quarter of that is the threshold, and half of
-    it what has never been, where samples are so short that these are less.
+    Even attention of n tokens under a causal mask has `log(n!) / n` nats: a quarter of that is the threshold, and half
+    of it what has never been, where samples are so short that these are less.
     """
 
     name = "attention entropy collapses"

@@ -3,8 +3,9 @@
 `Monitor` gives the rows of each measurement to its `RuleSet`, which gives them to each rule in turn (`on_measurement`)
 and collects their alarms; once those are written, `RuleSet.act` warns or calls functions. A rule looks for faults in
 every measurement. When a fault has been there in `patience` measurements in a row, the rule raises one alarm for it,
-and another only after it was absent in as many: then the alarm is `over`, which `monitor.notes` says. Faults of one kind in one measurement make one alarm, which names the
-first place and lists the rest. The built-in rules are in `alarm_rules.py`.
+and another only after it was absent in as many: then the alarm is `over`, which `monitor.notes` says. Faults of one
+kind in one measurement make one alarm, which names the first place and lists the rest. The built-in rules are in
+`alarm_rules.py`.
 """
 
 import warnings

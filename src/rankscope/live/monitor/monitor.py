@@ -426,15 +426,15 @@ class Monitor:
         with_rate = [] if "lr" in self._scalars else self.gradients[:1]
         gradients = read_each(self.gradients, lambda part: part.values(rate=part in with_rate))
         of_weights = self._taken("gradients and updates of weights are", gradients, nothing)
-        spectra, certificates = read_each(self.spectra, lambda part: part.values()), None
+        spectra = read_each(self.spectra, lambda part: part.values())
         of_spectra = self._taken("spectra of weights are", spectra, nothing)
+        certified: tuple[MetricValues, Any] = nothing, None
         if (paths := self.paths) is not None and self.schedule.crossed(paths.every):
-            name = "paths and certificates are"
-            shares, certificates = self._taken(name, lambda: paths.measure(self.steps), (nothing, None))
-            values.update(shares)
+            certified = self._taken("paths and certificates are", lambda: paths.measure(self.steps), certified)
+        values.update(certified[0])
         for found in (of_weights, of_spectra):
             values.update(found.of_stage(self.stage.first_block))
-        return values, certificates
+        return values, certified[1]
 
     def _taken(self, instrument: str, read: Callable[[], T], otherwise: T) -> T:
         """What an instrument reads, or, if it fails on some rank, something else and an alarm. Ranks go on to the next

@@ -223,7 +223,7 @@ def _fused_slices(
     word: str, modules: Sequence[nn.Module], owner: nn.Module, last: str, weight: Tensor
 ) -> list[tuple[Kind, ParameterSlice]]:
     """Three slices of a fused weight: queries, keys and values; none if its layout is not known."""
-    inner = owner.get_base_layer() if hasattr(owner, "get_base_layer") else owner
+    inner = owner.get_base_layer() if callable(getattr(owner, "get_base_layer", None)) else owner  # type: ignore[operator]
     axis = 1 if type(inner).__name__.endswith("Conv1D") else 0
     outputs, inputs = weight.shape[axis], weight.shape[1 - axis]
     attention = modules[-1] if last != "weight" else modules[-2]
@@ -292,8 +292,8 @@ def shared_weights_notes(blocks: Sequence[nn.Module], called: Mapping[int, int])
             if weight.ndim > 1 and weight.requires_grad:
                 holders.setdefault(id(weight), {})[first] = name
     shared: dict[tuple[int, ...], list[str]] = {}
-    for layers in holders.values():
-        shared.setdefault(tuple(layers), []).append(next(iter(layers.values())))
+    for names_by_layer in holders.values():
+        shared.setdefault(tuple(names_by_layer), []).append(next(iter(names_by_layer.values())))
     for layers, names in shared.items():
         if len(layers) > 1:
             share = f"layers {', '.join(map(str, layers))} share {', '.join(names[:4])}{' and more' * (len(names) > 4)}"

@@ -106,7 +106,7 @@ def matrices(part: ParameterSlice, weight: Tensor, group: Group) -> Float[Tensor
     """
     W = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if isinstance(part.owner, _ConvNd):
-        W = torch.block_diag(*W.flatten(1).chunk(part.owner.groups))
+        W = torch.block_diag(*W.flatten(1).chunk(part.owner.groups))  # type: ignore[no-untyped-call]
     if W.ndim == 3 and group != "mlp":  # the axis of the width is as long as both others together
         for axis, length in enumerate(W.shape):
             if length**2 == W[0].numel() * len(W):
