@@ -8,6 +8,7 @@ from typing import Any
 from rankscope.errors import MonitorError, one_of
 from rankscope.live.monitor import Monitor
 from rankscope.live.writers import scalars
+from rankscope.metrics import Metric
 
 
 def named_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,8 +17,8 @@ def named_options(callback: str, positional: Sequence[object], options: Mapping[
     Raises:
         MonitorError: Another option has no name, or one that `Monitor` does not have.
     """
-    nameless = positional[1:] if "metrics" not in options else positional
-    if nameless:
+    are_metrics = "metrics" not in options and isinstance(next(iter(positional), None), str | list | tuple | Metric)
+    if nameless := positional[are_metrics:]:
         came = f"received a {type(nameless[0]).__name__} without one"
         expected = f"{callback} takes its options by name, but for metrics as the first"
         raise MonitorError(f"{expected}; {came}: {callback}(metrics, probe=batch)", subject="options")
