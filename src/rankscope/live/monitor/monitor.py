@@ -460,7 +460,7 @@ class Monitor:
         distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
         values = MetricValues()
         for name, scalars in sorted(self._scalars.items()):
-            values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
+            values.add(None, name, torch.stack([scalar.double().cpu().reshape(()) for scalar in scalars]))
         return values
 
     def _measure(self) -> Measurement | None:
