@@ -5,20 +5,16 @@ import polars as pl
 from rankscope.live.monitor import Alarm, Measurement
 from rankscope.runs.training import TRAINING
 
-NAMES = ["monitor/loss", "relative_mu/layer_00", "relative_mu/layer_03", "head_mu/layer_03/head_01",
-         "head_mu/layer_03", "head_mu/layer_03/head_02"]  # fmt: skip
+NAMES = ["monitor/loss", "relative_mu/layer_00", "relative_mu/layer_03", "head_mu/layer_03/head_01"]
 SENTENCE = "tokens of layer 3 are the same since step 10"
 
 
 def measurement(step: int) -> Measurement:
-    """Its values are the step and a quarter, a half, ...; one was no number and is null. That of layer 3 is the mean
-    of its heads, which writers make."""
-    keys = [("loss", None, None), ("relative_mu", 0, None), ("relative_mu", 3, None), ("head_mu", 3, 1),
-            None, ("head_mu", 3, 2)]  # fmt: skip
+    """Its values are the step and a quarter, a half, ...; one was no number and is null."""
+    keys = [("loss", None, None), ("relative_mu", 0, None), ("relative_mu", 3, None), ("head_mu", 3, 1)]
     rows = [
-        {"step": step, "metric": key[0], "layer": key[1], "head": key[2], "value": step + k / 4}
-        for k, key in enumerate(keys)
-        if key is not None
+        {"step": step, "metric": metric, "layer": layer, "head": head, "value": step + k / 4}
+        for k, (metric, layer, head) in enumerate(keys)
     ]
     rows.append({"step": step, "metric": "mu", "layer": 3, "head": None, "value": None})
     alarm = Alarm(step, 10, "collapse", 3, None, "warn", SENTENCE)

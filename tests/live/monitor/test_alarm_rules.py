@@ -211,24 +211,26 @@ def heads_of(sizes: Callable[[int, int, int], float]) -> Any:
     def size(head: int) -> Callable[[int, int], float]:
         return lambda layer, index: sizes(layer, head, index)
 
-    return otherwise({f"head_mu/{head}": size(head) for head in range(3)})
+    return otherwise({f"head_mu/{head}": size(head) for head in range(4)})
 
 
 @pytest.mark.parametrize(
     ("sizes", "places"),
     [
-        (lambda at, head, k: 0.0 if at == 2 and head and k > 2 else 2.0, [(2, 1)]),  # two of three, of one kind
+        (lambda at, head, k: 0.0 if at == 2 and head and k > 2 else 2.0, [(2, 1)]),  # three of four
         (lambda at, head, k: 1e-5 if at == 2 and head else 2.0, [(2, 1)]),  # from the start
         (lambda at, head, k: 0.0 if head or at > 1 else 2.0, [(1, 1)]),  # all but one in the whole network
         (lambda at, head, k: 0.0 if k > 2 else 2.0, [(1, None)]),  # all heads of all layers
         (lambda at, head, k: 1e-7 if k > 2 else 2.0, [(1, None)]),
-        (lambda at, head, k: 2.0 / 20**head, []),  # of several sizes
+        (lambda at, head, k: 2.0 / 8**head, []),  # of several sizes
         (lambda at, head, k: 0.0 if k < 8 else 2.0, []),  # projections that begin at zero
         (lambda at, head, k: 2.0 / 10 ** (5 * min(k, 6) / 6), []),  # tokens that come closer, in all layers
     ],
 )
 def test_heads_that_died_are_told_from_the_living(sizes: Any, places: list[tuple[int, int | None]]) -> None:
-    assert [(alarm.layer, alarm.head) for alarm in heard([DeadHead()], heads_of(sizes))] == places
+    rule, run = DeadHead(), heads_of(sizes)
+    alarms = [alarm for k in range(13) for alarm in rule.on_measurement(rows(10 * k, run, k, heads=4), 10 * k)]
+    assert [(alarm.layer, alarm.head) for alarm in alarms] == places
 
 
 @pytest.mark.parametrize(

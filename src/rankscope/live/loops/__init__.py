@@ -30,7 +30,8 @@ def named_options(callback: str, positional: Sequence[object], options: Mapping[
 
 
 def last_numbers(monitor: Monitor | None) -> dict[str, float]:
-    """The numbers of layers in the last measurement by name, as `relative_mu/layer_03`, for the trainer's own use."""
+    """The numbers of layers in the last measurement by name, as `relative_mu/layer_03`, for the trainer's own use: of
+    metrics of heads the mean."""
     last = None if monitor is None else monitor.last
-    names = {} if last is None else scalars(last)
-    return {name: value for name, value in names.items() if "/layer_" in name and "/head_" not in name}
+    names = {} if last is None else scalars(last, heads=False)
+    return {name: value for name, value in names.items() if "/layer_" in name}
