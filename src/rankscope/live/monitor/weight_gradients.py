@@ -29,6 +29,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from rankscope.errors import MonitorError
 from rankscope.live import processes
@@ -128,8 +129,7 @@ def parameter_groups(blocks: Sequence[nn.Module], applied: bool = False) -> tupl
             if not applied:
                 slices = _slices_of_part(block, name, slices) if whole else kind_slices(block, name, weight)
             taken.add(whole or "")
-            if applied and slices and getattr(slices[0][1].owner, "kernel_size", 1) not in (1, (1,), (1, 1), (1, 1, 1)):
-                slices = []  # a convolution of several places is no matrix
+            slices = [] if applied and not all(is_matrix(part) for _, part in slices) else slices
             for kind, part in slices:
                 parts = groups.setdefault((layer, GROUP_OF[kind]), [])
                 if parts and parts[-1].key == part.key:  # keys lie beside queries: their sum is one
@@ -138,6 +138,12 @@ def parameter_groups(blocks: Sequence[nn.Module], applied: bool = False) -> tupl
             if not slices:
                 left_out[name] = None
     return groups, list(left_out)
+
+
+def is_matrix(part: ParameterSlice) -> bool:
+    """False for a convolution of several places, and for a weight that is quantised."""
+    places = {*part.owner.kernel_size} if isinstance(part.owner, _ConvNd) else {1}
+    return places == {1} and part.applied.is_floating_point()
 
 
 def applied_name(block: nn.Module, name: str) -> str | None:
@@ -193,7 +199,7 @@ def kind_slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Kind,
     in_attention = attending(path, modules)
     if not any(in_attention) and MLP & {*words}:
         return [("mlp", ParameterSlice(owner, last))]
-    if not any(in_attention) and (len(path) != 1 or not has_queries(block)):
+    if not any(in_attention) and (len(path) > 1 or not has_queries(block)):
         return []
     inside = words[in_attention.index(True) + 1 :] if any(in_attention) else words
     for word in reversed(inside):

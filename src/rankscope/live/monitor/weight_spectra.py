@@ -85,9 +85,8 @@ class WeightSpectra:
 
     def _measured(self, name: str, part: ParameterSlice, group: Group) -> tuple[Tensor, Tensor]:
         """(The largest spectral norm, the smallest stable rank) of one slice."""
-        weight = distributed.full_tensor(part.applied)
-        with isolated(weight.device):
-            W, V = matrices(part, weight, group), self._vectors.get(name)
+        with isolated(next(part.owner.parameters()).device):
+            W, V = matrices(part, distributed.full_tensor(part.applied), group), self._vectors.get(name)
             again = V is not None and V.shape[:-1] == (*W.shape[:-2], W.shape[-1])
             start = V.to(W) if again and V is not None else None
             norm, self._vectors[name] = spectral_norms(W, start, LATER if again else FIRST)
