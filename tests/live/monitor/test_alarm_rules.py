@@ -373,7 +373,8 @@ def test_a_healthy_training_raises_nothing() -> None:
 @pytest.mark.filterwarnings("ignore::rankscope.errors.TrainingWarning")
 def test_a_training_with_a_fault_raises_its_alarm(fault: str) -> None:
     rule, change = FAULTS[fault]
-    fresh: Any = type(rule)()
+    kind: Any = type(rule)
+    fresh = kind()
     fresh.REFERENCE = 8  # a shorter past
     alarms = trained([fresh], change, large_steps=isinstance(rule, UpdateSize))
     assert alarms and {alarm.rule for alarm in alarms} == {rule.name} and alarms[0].since == LATE_STEP + 1
@@ -383,7 +384,7 @@ def test_a_training_with_a_fault_raises_its_alarm(fault: str) -> None:
 def test_attention_of_a_probe_of_few_tokens_raises_nothing_unless_it_collapses(tokens: int) -> None:
     ids = torch.randint(30, (1, tokens), generator=torch.Generator().manual_seed(0))
     for sharp in (False, True):
-        model = gpt2()
+        model: Any = gpt2()
         for block in model.transformer.h:
             block.attn.c_attn.weight.data[:, :32].mul_(300.0 if sharp else 1.0)
         rule = EntropyCollapse()

@@ -121,13 +121,14 @@ class Sick(list[str]):
         )
         self.monitor = Monitor(
             self.model, "mu", 1, training.probe(), run=run, optimizer=self.optimizer, spectra=True, jacobians=True,
-            embeddings=lambda output: (self.unless("embeddings"), output.logits.mean(1))[1], paths_every=1,
-            loss=lambda output: (self.unless("gradients at the probe's tokens"), output.logits.square().mean())[1],
+            embeddings=lambda output: self.unless("embeddings", output.logits.mean(1)), paths_every=1,
+            loss=lambda output: self.unless("gradients at the probe's tokens", output.logits.square().mean()),
         )  # fmt: skip
 
-    def unless(self, instrument: str) -> None:
+    def unless(self, instrument: str, gives: Any = None) -> Any:
         if instrument in self:
             raise ValueError("it is ill")
+        return gives
 
     def step(self, *failing: str) -> None:
         ids, mlp = training.batch(1), self.model.transformer.h[0].mlp

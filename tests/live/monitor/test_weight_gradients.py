@@ -337,7 +337,7 @@ def test_what_is_measured_of_a_block_that_is_several_layers_stands_at_the_first(
 
 def test_weights_that_several_blocks_share_are_said(tmp_path: Path) -> None:
     model, _, _, probe = made("own")
-    model[1].fc1.weight = model[0].fc1.weight  # type: ignore[index, union-attr]
+    model[1].fc1.weight = model[0].fc1.weight  # type: ignore[index]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=optimizer, alarms=()) as monitor:
         share = "layers 1, 2 share fc1.weight: the gradient of such a weight is of all of them, and stands at each"

@@ -77,7 +77,12 @@ def _frozen() -> tuple[nn.Module, Matrices]:
 
 def _lora(merged: bool = False, off: bool = False, **options: Any) -> tuple[nn.Module, Matrices]:
     torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     llama = hf.LlamaModel(hf.LlamaConfig(vocab_size=20, num_key_value_heads=1, **sizes))
     names = ["q_proj", "v_proj", "up_proj"]
     model: Any = peft.get_peft_model(llama, peft.LoraConfig(target_modules=names, r=2, **options))
@@ -118,8 +123,13 @@ def _xlnet(heads: int) -> tuple[nn.Module, Matrices]:
 def _squeezebert() -> tuple[nn.Module, Matrices]:
     """Convolutions of kernel 1 in groups: each group of outputs sees its own inputs alone."""
     torch.manual_seed(0)
-    groups = {f"{name}_groups": 4 for name in ("q", "k", "v", "intermediate", "output")}
-    sizes = {"hidden_size": WIDTH, "embedding_size": WIDTH, "intermediate_size": 32, "num_attention_heads": 2}
+    groups: dict[str, Any] = {f"{name}_groups": 4 for name in ("q", "k", "v", "intermediate", "output")}
+    sizes: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "embedding_size": WIDTH,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+    }
     model = hf.SqueezeBertModel(hf.SqueezeBertConfig(vocab_size=20, num_hidden_layers=1, **sizes, **groups))
     block: Any = model.encoder.layers[0]
     attention = block.attention
@@ -130,7 +140,12 @@ def _squeezebert() -> tuple[nn.Module, Matrices]:
 
 def _experts() -> tuple[nn.Module, Matrices]:
     torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     block: Any = hf.MixtralModel(hf.MixtralConfig(vocab_size=20, num_local_experts=4, **sizes)).layers[0]
     block.self_attn.requires_grad_(False)
     experts = block.mlp.experts
