@@ -1,10 +1,14 @@
-"""`rankscope sweep`: what it says and how it ends where cells fail."""
+"""`rankscope sweep`: the table that it prints, what it says and how it ends where cells fail."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import rankscope as package
+from rankscope.cli.sweep import cells_table
+from rankscope.engine.views import view_of
 from tests.cli.running import rankscope
 
 
@@ -23,3 +27,14 @@ def test_a_specification_without_a_cell_measures_nothing(tmp_path: Path) -> None
     (tmp_path / "empty.toml").write_text("")
     done = rankscope("sweep", "empty.toml", cwd=tmp_path)
     assert done.code == 2 and "at least one cell" in done.err and not (tmp_path / "runs").exists()
+
+
+def test_what_overflowed_is_no_rounding_noise(tmp_path: Path) -> None:
+    sizes = {"model": "bert-tiny", "samples": 2, "tokens": 6, "depth": 2}
+    spec = {"metrics": ["mu"], "arithmetic": "float32", "all": sizes, "grid": {"skip": [1.0, 1e200]}}
+    swept = package.sweep(spec, tmp_path, workers=1)
+    assert swept.table.filter(skip=1e200, layer=2)["value"].is_nan().all()
+    Console(file=(printed := StringIO()), width=200).print(cells_table(swept))
+    text = " ".join(printed.getvalue().split())
+    assert "○" not in text and "noise" not in text and "nan: no number, as after an overflow." in text
+    assert view_of(package.read(tmp_path)).cells["noise"].to_list() == [False, False]

@@ -487,6 +487,25 @@ def test_gradients_of_fused_weights_and_biases_go_to_their_kinds() -> None:
     assert {part.name for part in kinds["embedding"] or ()} == {"wte.weight", "wpe.weight"}
 
 
+class BareBlock(nn.Module):
+    """Attention and MLP straight in the block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+
+def test_weights_of_attention_that_stands_straight_in_a_block_have_their_kinds() -> None:
+    model = nn.Sequential(BareBlock(8), BareBlock(8))
+    kinds = weight_kinds(model, list(model), dict(model.named_parameters()), None)
+    names = {kind: {part.name for part in kinds[kind] or ()} for kind in ("query", "key", "value", "output", "mlp")}
+    for kind in ("query", "key", "value"):
+        assert names[kind] == {f"{k}.qkv.{leaf}" for k in range(2) for leaf in ("weight", "bias")}
+    assert names["output"] == {f"{k}.proj.{leaf}" for k in range(2) for leaf in ("weight", "bias")}
+    assert names["mlp"] == {f"{k}.fc{n}.{leaf}" for k in range(2) for n in (1, 2) for leaf in ("weight", "bias")}
+
+
 def test_the_example_of_the_page_runs() -> None:
     """Its mask is in float32, which attention that is computed again in float64 does not take."""
     page = (Path(__file__).parents[2] / "docs" / "forecast.md").read_text(encoding="utf-8")

@@ -41,6 +41,12 @@ def test_numbers_have_names_that_group_and_nulls_have_none() -> None:
     assert scalars(measurement(10)) == {name: value(name, 10) for name in NAMES}
 
 
+def test_the_number_of_a_layer_is_the_mean_over_its_heads() -> None:
+    rows = pl.DataFrame({"metric": ["entropy"] * 3, "layer": [1, 1, 2], "head": [0, 1, 0], "value": [1.0, 4.0, 3.0]})
+    assert scalars(Measurement(0, rows), heads=False) == {"entropy/layer_01": 2.5, "entropy/layer_02": 3.0}
+    assert len(scalars(Measurement(0, rows))) == 3
+
+
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "measurements.jsonl"
     written(JSONLines(path))
@@ -87,10 +93,15 @@ def test_lines_of_somebody_else_among_lines_of_json_stay(tmp_path: Path) -> None
 
 def test_tensorboard(tmp_path: Path) -> None:
     written(TensorBoard(tmp_path))
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert sorted(events.Tags()["scalars"]) == sorted(NAMES)
-    for name in NAMES:
-        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s, value(name, s)) for s in STEPS]
+    written(TensorBoard(tmp_path / "heads", heads=True))
+    events, by_head = (EventAccumulator(str(folder)).Reload() for folder in (tmp_path, tmp_path / "heads"))
+    tags = {name: name.replace("/head_01", "") for name in NAMES}  # the mean over the only head
+    assert sorted(events.Tags()["scalars"]) == sorted(tags.values())
+    for name, tag in tags.items():
+        assert [(e.step, e.value) for e in events.Scalars(tag)] == [(s, value(name, s)) for s in STEPS]
+    section = "head_mu by head/layer_03/head_01"
+    assert sorted(by_head.Tags()["scalars"]) == sorted([*tags.values(), section])
+    assert [e.value for e in by_head.Scalars(section)] == [value(NAMES[-1], s) for s in STEPS]
     (tag,) = (tag for tag in events.Tags()["tensors"] if tag.startswith("alarms/collapse"))
     (text,) = events.Tensors(tag)
     assert text.step == 20 and text.tensor_proto.string_val == [SENTENCE.encode()]
@@ -247,6 +258,6 @@ def test_a_monitor_writes_to_all_of_them_and_closes_them(tmp_path: Path) -> None
     table = rankscope.read(tmp_path / "run").table("training").drop_nulls("value")
     assert sum(len(line) - 2 for line in lines) == len(table)  # less step and alarms
     events = EventAccumulator(str(tmp_path / "events")).Reload()
-    assert "head_mu/layer_02/head_01" in events.Tags()["scalars"]
+    assert "head_mu/layer_02" in events.Tags()["scalars"]
     for line in lines[1:]:
         assert line["monitor/loss"] == 0.5

@@ -39,3 +39,8 @@ def test_the_length_that_carries_most_is_told() -> None:
     assert f"Of 9 paths those through {heads} carry" in carried(found.views())
     assert carried(found.views()).endswith(f": {share:.0%} of it.")
     assert carried(length_views(found.table.head(0))) == ""
+
+
+def test_a_residual_that_overflowed_is_not_called_rounding_noise() -> None:
+    table = decompose(NET, X).by_length().table.with_columns(below_floor=True, relative_residual=float("nan"))
+    assert not any(view.noise for view in length_views(table))

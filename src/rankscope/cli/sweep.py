@@ -110,6 +110,7 @@ def cells_table(result: "Sweep") -> "Table":
     rows, metric = last_layers(result)
     varied = [factor for factor in result.spec.varied if factor in rows.columns]
     noise = " ○ at its floor: rounding noise." if rows["noise"].any() else ""
+    noise += " nan: no number, as after an overflow." if rows["value"].is_nan().any() else ""
     table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.{noise}")
     for heading in (*varied, "log10", metric):
         table.add_column(heading, justify="right")
@@ -136,7 +137,7 @@ def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:
         *(pl.col(factor).first() for factor in factors),
         pl.col("value").mean(),
         pl.col("log10").mean(),
-        pl.col("below_floor").any().alias("noise"),
+        (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
     )
     return means.sort("log10", "cell"), metric
 

@@ -163,7 +163,11 @@ def view_of(run: Run, metric: str | None = None) -> SweepView:
     means = (
         rows.filter(metric=name)
         .group_by("cell", "layer", maintain_order=True)
-        .agg(pl.col("value").mean(), pl.col("log10").mean(), pl.col("below_floor").any().alias("noise"))
+        .agg(
+            pl.col("value").mean(),
+            pl.col("log10").mean(),
+            (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
+        )
     )
     last = means.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
     measured = cells.join(last, on="cell", how="inner").sort("cell")

@@ -50,8 +50,8 @@ def weight_kinds(
             if (name := names.get(id(weight))) is None or name in inside:
                 continue
             inside[name] = WeightPart(name, layer)
-            in_attention = any(attending(*_modules(block, path)))
             slices = _slices(block, path)
+            in_attention = any(attending(*_modules(block, path))) or any(kind != "mlp" for kind, _ in slices)
             for kind, part in slices:
                 by_kind[kind].append(WeightPart(name, layer, part.entries))
             if in_attention and slices:

@@ -2,7 +2,7 @@
 
 `watch` and `Monitor` call `make_plans` once, before anything runs; it makes a `WatchPlan` for each stack of blocks.
 Everything else in this room takes the plan and changes nothing in it but what calls of the model show: the layout
-(`first_input.py`), and whether a mask was found.
+(`first_input.py`), which block is which layer, and whether a mask was found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +57,8 @@ class WatchPlan:
     left_out: LeftOut = field(default_factory=LeftOut)  # parts of the model that do not count while it is watched
     in_blocks: Sequence[nn.Module] = ()  # all modules in the blocks, as they were when the plan was made
     unmasked: bool = False  # a call said nothing of padding where it was looked for
+    tokens: int | None = None  # of the longest sample of the last call that a monitor read; None if it has read none
+    called: dict[int, int] = field(default_factory=dict)  # by layer, the place of its block in `blocks`, from 1
     known_scores: dict[int, tuple[tuple[object, ...], int]] = field(default_factory=dict)
     """Layers in which scores that were made again have given what attention gave: their `kind`, and calls since."""
 

@@ -272,7 +272,7 @@ class Recorder:
             return
         call.order.append(self._position[id(block)])
         call.layer = max(call.layer + 1, call.order[-1])
-        call.blocks[call.layer] = block
+        call.blocks[call.layer], self.plan.called[call.layer] = block, call.order[-1]
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
         before, alone = call.chain.held, not call.open and self.plan.tensor_parallel is None
         if handed_on := alone and bool(taken) and call.chain.handed_on(taken[0]):

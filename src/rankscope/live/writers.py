@@ -82,14 +82,16 @@ class JSONLines:
 
 
 class TensorBoard:
-    """Writes event files: a scalar for each number, alarms as text. If a training goes back, later steps are purged.
+    """Writes event files: a scalar for each number, of heads the mean; alarms as text. A training that goes back purges
+    later steps.
 
     Args:
         folder: Where the event files go; `tensorboard --logdir folder` shows them while they are written.
+        heads: Whether to write the numbers of single heads as well, in a section of their own for each metric.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, heads: bool = False) -> None:
+        self.folder, self.heads = Path(folder), heads
         self._writer: Any = None
         _imported("tensorboard")
 
@@ -98,7 +100,10 @@ class TensorBoard:
         run wrote from this step on."""
         if self._writer is None:
             self._open(measurement.step)
-        for name, value in scalars(measurement).items():
+        numbers = scalars(measurement, heads=False)
+        by_head = {name: value for name, value in scalars(measurement).items() if self.heads and "/head_" in name}
+        numbers |= {name.replace("/", " by head/", 1): value for name, value in by_head.items()}
+        for name, value in numbers.items():
             self._writer.add_scalar(name, value, measurement.step)
         for alarm in measurement.alarms:
             self._writer.add_text(f"alarms/{alarm.rule}", alarm.sentence, measurement.step)
@@ -235,13 +240,20 @@ class Trackio(_ToolRun):
             self._run.alert(title=alarm.rule, text=alarm.sentence, step=measurement.step)
 
 
-def scalars(measurement: Measurement) -> dict[str, float]:
+def scalars(measurement: Measurement, heads: bool = True) -> dict[str, float]:
     """Every finite number of a measurement by a name whose first part is what pages group by.
 
     relative_mu/layer_03    head_mu/layer_03/head_02    paths/length_02    monitor/loss
+
+    Args:
+        measurement: The measurement.
+        heads: Whether to give the number of each head; without, the mean over heads stands as `head_mu/layer_03`.
     """
-    rows = measurement.rows.select("metric", "layer", "head", "value").iter_rows()
-    return {scalar_name(metric, layer, head): value for metric, layer, head, value in rows if value is not None}
+    numbers: dict[str, list[float]] = {}
+    for metric, layer, head, value in measurement.rows.select("metric", "layer", "head", "value").iter_rows():
+        if value is not None:
+            numbers.setdefault(scalar_name(metric, layer, head if heads else None), []).append(value)
+    return {name: sum(values) / len(values) for name, values in numbers.items()}
 
 
 def scalar_name(metric: str, layer: int | None, head: int | None) -> str:

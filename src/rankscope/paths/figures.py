@@ -98,7 +98,7 @@ def single_paths_chart(residuals: pl.DataFrame) -> fig.Chart:
 
 def _samples(rows: pl.DataFrame, index: int) -> fig.Points:
     hover: list[fig.Hover] = [
-        (f"length {length}, sample {sample}\n", power(k), "\nat the floor: rounding noise" if noise else "")
+        (f"length {length}, sample {sample}\n", power(k), "\nat the floor: rounding noise" if noise and k == k else "")
         for length, sample, k, noise in rows.select("length", "sample", "log10", "below_floor").iter_rows()
     ]
     colour, hollow = fig.line_colour(index), rows["below_floor"].to_numpy().astype(bool)

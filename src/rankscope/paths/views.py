@@ -47,7 +47,7 @@ def length_views(table: pl.DataFrame) -> list[LengthView]:
     """One view per length, from `ByLength.table`."""
     means = table.group_by("length", "start").agg(
         pl.col("share", "norm").mean().fill_null(math.nan), pl.col("paths").first(),
-        pl.col("below_floor").all(), pl.col("relative_residual").log10(),
+        (pl.col("below_floor") & pl.col("relative_residual").is_not_nan()).all(), pl.col("relative_residual").log10(),
     )  # fmt: skip
     rows = {(row["length"], row["start"]): row for row in means.iter_rows(named=True)}
     nan = math.nan

@@ -270,8 +270,12 @@ def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
 
 
 def test_options_without_their_names_are_refused_at_once() -> None:
+    for given in ((tasks.probe(),), ("mu", tasks.probe())):
+        with raises(MonitorError, subject="options"):
+            LightningMonitor(*given)
     with raises(MonitorError, subject="options"):
-        LightningMonitor(tasks.probe())
+        LightningMonitor("mu", metrics="mu")
+    assert LightningMonitor("mu", every=3).options == {"metrics": "mu", "every": 3}
 
 
 def test_the_trainer_may_stop_by_what_is_measured(tmp_path: Path) -> None:

@@ -207,8 +207,12 @@ def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path:
 
 
 def test_options_without_their_names_are_refused_at_once() -> None:
+    for given in ((tasks.probe(),), ("mu", tasks.probe())):
+        with raises(MonitorError, subject="options"):
+            MonitorCallback(*given)
     with raises(MonitorError, subject="options"):
-        MonitorCallback(tasks.probe())
+        MonitorCallback("mu", metrics="mu")
+    assert MonitorCallback("mu", every=3).options == {"metrics": "mu", "every": 3}
 
 
 @pytest.mark.slow

@@ -1,12 +1,19 @@
 """Each rule speaks of a run that has its fault, at the right layer and step, and not of one that has not."""
 
+import tempfile
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from rankscope import Monitor
+from rankscope.errors import TrainingWarning
 from rankscope.live.monitor import AlarmRule, default_rules
 from rankscope.live.monitor.alarm_rules import (
     AttentionSink,
@@ -20,6 +27,8 @@ from rankscope.live.monitor.alarm_rules import (
     UpdateSize,
 )
 from tests.live.monitor.made_up_runs import healthy, heard, otherwise, rows
+from tests.live.monitor.small import loss_of
+from tests.live.monitor.training import gpt2
 
 
 @pytest.mark.sampled(3)
@@ -180,3 +189,209 @@ def test_what_lay_below_its_floor_at_first_is_not_said_as_a_result_either() -> N
 )
 def test_what_healthy_networks_do_raises_nothing(changes: Any) -> None:
     assert not heard(default_rules(), otherwise(changes))
+
+
+class OfOneSample(LogitGrowth):
+    """Of eight samples one has logits a hundred times as large as the others."""
+
+    def faults(self, rows: Any) -> Any:
+        for row in rows.by_metric["largest_logit"]:
+            row["most"] = 5292.0 if row["layer"] == 2 and row["head"] == 1 else row["most"]
+        return super().faults(rows)
+
+
+def test_the_largest_logit_is_that_of_the_sample_that_has_it() -> None:
+    (alarm,) = heard([OfOneSample()], healthy)
+    assert (alarm.layer, alarm.since, alarm.step) == (2, 0, 20) and "the largest is 5.3e+03" in alarm.sentence
+
+
+def heads_of(sizes: Callable[[int, int, int], float]) -> Any:
+    """A run with these sizes of heads, by layer, head and measurement."""
+
+    def size(head: int) -> Callable[[int, int], float]:
+        return lambda layer, index: sizes(layer, head, index)
+
+    return otherwise({f"head_mu/{head}": size(head) for head in range(4)})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "places"),
+    [
+        (lambda at, head, k: 0.0 if at == 2 and head and k > 2 else 2.0, [(2, 1)]),  # three of four
+        (lambda at, head, k: 1e-5 if at == 2 and head else 2.0, [(2, 1)]),  # from the start
+        (lambda at, head, k: 0.0 if head or at > 1 else 2.0, [(1, 1)]),  # all but one in the whole network
+        (lambda at, head, k: 0.0 if k > 2 else 2.0, [(1, None)]),  # all heads of all layers
+        (lambda at, head, k: 1e-7 if k > 2 else 2.0, [(1, None)]),
+        (lambda at, head, k: 2.0 / 8**head, []),  # of several sizes
+        (lambda at, head, k: 0.0 if k < 8 else 2.0, []),  # projections that begin at zero
+        (lambda at, head, k: 2.0 / 10 ** (5 * min(k, 6) / 6), []),  # tokens that come closer, in all layers
+    ],
+)
+def test_heads_that_died_are_told_from_the_living(sizes: Any, places: list[tuple[int, int | None]]) -> None:
+    rule, run = DeadHead(), heads_of(sizes)
+    alarms = [alarm for k in range(13) for alarm in rule.on_measurement(rows(10 * k, run, k, heads=4), 10 * k)]
+    assert [(alarm.layer, alarm.head) for alarm in alarms] == places
+
+
+@pytest.mark.parametrize(
+    ("tokens", "entropy", "raised"),
+    [
+        (1, 0.0, False), (2, 0.34, False), (2, 0.2, False), (2, 0.1, True), (2, 0.01, True), (3, 0.5, False),
+        (3, 0.2, True), (5, 0.4, False), (5, 0.3, True), (None, 0.3, True), (64, 0.3, True), (64, 0.4, False),
+    ],
+)  # fmt: skip
+def test_attention_of_few_tokens_is_compared_with_what_it_can_be(
+    tokens: int | None, entropy: float, raised: bool
+) -> None:
+    """Even attention of two tokens under a causal mask has log(2) / 2 = 0.347 nats, of one token none."""
+    rule = EntropyCollapse()
+    rule.tokens = tokens
+    assert bool(heard([rule], otherwise({"entropy": lambda at, k: entropy}))) is raised
+
+
+def test_an_alarm_whose_fault_has_gone_is_over_until_it_comes_again() -> None:
+    for rule in (Collapse(), Collapse().for_stack("decoder")):
+        said = []
+        for k, size in enumerate([0.7, 0.01, 0.01, 0.01, 0.7, 0.7, 0.7, 0.01, 0.01]):
+            rule.on_measurement(rows(10 * k, otherwise({"relative_mu": lambda at, index, size=size: size}), k), 10 * k)
+            said.append([*rule.over.values()])
+            again = Collapse()
+            again.load_state_dict(rule.state_dict())
+            assert again.over == rule.over
+        name = f"tokens collapse{'/decoder' * bool(rule.stack)}"
+        over = f"the alarm {name!r} of layer 1, since step 10, is over at step 50"
+        assert said == [[]] * 5 + [[over]] * 3 + [[]]
+
+
+def test_a_measurement_without_a_rules_metrics_does_not_count() -> None:
+    rule, alarms = Collapse(), []
+    for k in range(4):
+        measured = rows(10 * k, otherwise({"relative_mu": lambda at, index: 0.01}), k)
+        alarms += rule.on_measurement(measured if k % 2 == 0 else measured.filter(metric="entropy"), 10 * k)
+    assert [(alarm.since, alarm.step) for alarm in alarms] == [(0, 20)]
+
+
+# A real training, and what is done to its network at one step of it: by the rule that must say so, and no other run.
+METRICS = ["relative_mu", "mu", "entropy", "first_token_mass", "head_mu", "largest_logit"]
+LENGTH, LATE_STEP = 24, 16
+
+
+def scale(by: float, *names: str) -> Callable[[Any], object]:
+    """Multiply these weights, of every layer."""
+
+    def change(model: Any) -> None:
+        for layer in model.layers:
+            for name in names:
+                layer.get_parameter(name).data.mul_(by)
+
+    return change
+
+
+def scale_queries(by: float) -> Callable[[Any], object]:
+    return lambda model: [layer.self_attn.in_proj_weight.data[:32].mul_(by) for layer in model.layers]
+
+
+def look_at_the_first(model: Any) -> None:
+    """Queries are one vector, which the first token's key meets: its first entry is large."""
+    for layer in model.layers[:1]:
+        weight, bias = layer.self_attn.in_proj_weight.data, layer.self_attn.in_proj_bias.data
+        weight[:32] = 0.0
+        bias[:16], weight[16:32, 0] = 5.0, 1.0
+
+
+def drop_heads(*heads: int, layers: slice = slice(1, 2)) -> Callable[[Any], object]:
+    """Values and outputs of these heads, of two, are zero, and so get no gradient."""
+
+    def change(model: Any) -> None:
+        for layer in model.layers[layers]:
+            for head in heads:
+                values = slice(32 + 8 * head, 40 + 8 * head)
+                layer.self_attn.out_proj.weight.data[:, 8 * head : 8 * head + 8] = 0.0
+                layer.self_attn.in_proj_weight.data[values] = layer.self_attn.in_proj_bias.data[values] = 0.0
+
+    return change
+
+
+def one_direction(model: Any) -> None:
+    model.layers[0].linear1.weight.data[0] += 2.0
+
+
+def same_tokens(model: Any) -> None:
+    for layer in model.layers:
+        layer.norm2.weight.data.mul_(1e-3)
+        layer.norm2.bias.data.fill_(1.0)
+
+
+FAULTS: dict[str, tuple[AlarmRule, Callable[[Any], object]]] = {
+    "equal tokens": (Collapse(), same_tokens),
+    "large queries and keys": (EntropyCollapse(), scale_queries(60.0)),
+    "a first token that takes all": (AttentionSink(), look_at_the_first),
+    "large norms": (TokenSize(), scale(1e3, "norm2.weight", "norm2.bias")),
+    "a weight is NaN": (TokenSize(), scale(float("nan"), "linear1.weight")),
+    "MLPs that pass next to nothing": (GradientSize(), scale(1e-5, "linear1.weight", "linear1.bias", "linear2.weight")),
+    "a head of zeros": (DeadHead(), drop_heads(0)),
+    "heads of zeros in a layer": (DeadHead(), drop_heads(0, 1)),
+    "heads of zeros everywhere": (DeadHead(), drop_heads(0, 1, layers=slice(None))),
+    "larger queries and keys": (LogitGrowth(), scale_queries(3.0)),
+    "a large step": (UpdateSize(), lambda model: None),
+    "a row of a weight": (StableRank(), one_direction),
+}
+
+
+def trained(
+    rules: list[AlarmRule], change: Callable[[Any], object] | None, large_steps: bool = False, length: int = LENGTH
+) -> Any:
+    """The alarms of a training of a small post-norm encoder, whose first token has a large first entry."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+    optimizer, alarms = torch.optim.SGD(model.parameters(), lr=1e-2), list[Any]()
+
+    def batch(step: int) -> Tensor:
+        X = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        X[:, 0, 0] += 10.0
+        return X
+
+    options: Any = {"probe": batch(-1), "spectra": True, "alarms": rules, "run": tempfile.mkdtemp()}
+    with Monitor(model, METRICS, 1, optimizer=optimizer, writers=[lambda m: alarms.extend(m.alarms)], **options) as m:
+        for step in range(length):
+            if change is not None and step == LATE_STEP:
+                change(model)
+                optimizer.param_groups[0]["lr"] *= 300.0 if large_steps else 1.0
+            loss_of(model, batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            m.step()
+    return alarms
+
+
+def test_a_healthy_training_raises_nothing() -> None:
+    assert not trained(default_rules(), None, length=52)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.filterwarnings("ignore::rankscope.errors.TrainingWarning")
+def test_a_training_with_a_fault_raises_its_alarm(fault: str) -> None:
+    rule, change = FAULTS[fault]
+    kind: Any = type(rule)
+    fresh = kind()
+    fresh.REFERENCE = 8  # a shorter past
+    alarms = trained([fresh], change, large_steps=isinstance(rule, UpdateSize))
+    assert alarms and {alarm.rule for alarm in alarms} == {rule.name} and alarms[0].since == LATE_STEP + 1
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 12])
+def test_attention_of_a_probe_of_few_tokens_raises_nothing_unless_it_collapses(tokens: int) -> None:
+    ids = torch.randint(30, (1, tokens), generator=torch.Generator().manual_seed(0))
+    for sharp in (False, True):
+        model: Any = gpt2()
+        for block in model.transformer.h:
+            block.attn.c_attn.weight.data[:, :32].mul_(300.0 if sharp else 1.0)
+        rule = EntropyCollapse()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", TrainingWarning)
+            with Monitor(model, "entropy", 1, ids, run=tempfile.mkdtemp(), alarms=[rule]) as monitor:
+                for _ in range(3):
+                    monitor.step()
+        assert bool([each for each in warned if each.category is TrainingWarning]) is sharp
+        assert rule.tokens == tokens

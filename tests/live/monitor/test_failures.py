@@ -1,6 +1,8 @@
 """Once a measurement has succeeded no error reaches the training: it is an alarm that waits while the disk is full."""
 
 import json
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from torch import Tensor
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import FileError, MonitorError, TrainingWarning
-from rankscope.live.monitor import Alarm, Measurement
+from rankscope.live.monitor import Alarm, Measurement, default_rules
+from rankscope.live.monitor.alarm_rules import TokenSize
 from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.writers import JSONLines
 from tests.full_disk import full_disk
-from tests.live.monitor.small import encoder, tokens
+from tests.live.monitor import training
+from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
 
 
@@ -75,7 +79,7 @@ def test_a_measurement_that_fails_later_is_an_alarm_and_training_goes_on(tmp_pat
         model.ill = True
         with pytest.warns(TrainingWarning) as warned:
             monitor.step(20, loss=2.0)
-            monitor.step(30, loss=3.0)
+            monitor.step(30)
             assert monitor.measure_now() is None
         assert len(warned) == 1 and len(monitor.notes) == 1
         model.ill = False
@@ -85,8 +89,8 @@ def test_a_measurement_that_fails_later_is_an_alarm_and_training_goes_on(tmp_pat
         with pytest.warns(TrainingWarning):
             monitor.step(50)
     rows = table(tmp_path)
-    assert rows["step"].unique().sort().to_list() == [0, 10, 40]
-    assert rows.filter(metric="loss")["value"].to_list() == [1.0, 4.0]
+    assert rows.filter(metric="mu")["step"].unique().sort().to_list() == [0, 10, 40]
+    assert rows.filter(metric="loss")["value"].to_list() == [1.0, 2.0, 4.0]  # one of step 20 that was read all the same
     said = [(row["rule"], row["step"], row["since"]) for row in alarms(tmp_path)]
     assert said == [(UNMEASURED, 20, 10), (UNMEASURED, 50, 40)]
 
@@ -101,6 +105,116 @@ def test_a_step_that_cannot_be_counted_is_an_alarm_and_training_goes_on(tmp_path
             monitor.step(6, loss="low")
         monitor.step(8)
     assert table(tmp_path)["step"].unique().sort().to_list() == [0, 2, 4, 8]
+
+
+class Sick(list[str]):
+    """The instruments of a monitor that are made to fail, and a GPT-2 under that monitor, which reads all it can."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.model: Any = training.gpt2().eval()
+        self.model.transformer.h[0].mlp.unused = torch.nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.model.register_forward_pre_hook(lambda *_: self.unless("the probe"))
+        self.model.transformer.h[0].register_forward_hook(
+            lambda module, args, output: output + torch.randn(()) if "Jacobians of blocks" in self else output
+        )
+        self.monitor = Monitor(
+            self.model, "mu", 1, training.probe(), run=run, optimizer=self.optimizer, spectra=True, jacobians=True,
+            embeddings=lambda output: self.unless("embeddings", output.logits.mean(1)), paths_every=1,
+            loss=lambda output: self.unless("gradients at the probe's tokens", output.logits.square().mean()),
+        )  # fmt: skip
+
+    def unless(self, instrument: str, gives: Any = None) -> Any:
+        if instrument in self:
+            raise ValueError("it is ill")
+        return gives
+
+    def step(self, *failing: str) -> None:
+        ids, mlp = training.batch(1), self.model.transformer.h[0].mlp
+        mlp.unused.weight.data = torch.ones(2, 2)
+        training.loss_of(self.model(ids).logits, ids).backward()
+        self.extend(failing)
+        if "gradients and updates of weights" in self:
+            mlp.c_fc.weight.grad = mlp.c_fc.weight.grad.to_sparse()  # which has no norm by output
+        self.optimizer.step()
+        if "spectra of weights" in self:
+            mlp.unused.weight.data = mlp.unused.weight.data[:0]
+        self.monitor.step(loss=torch.ones(2, 2, 2) if "numbers given to monitor.step" in self else 0.5)
+        self.clear()
+
+
+def read_at(run: Path, step: int) -> set[str]:
+    return {*table(run).filter(pl.col("value").is_not_null(), step=step)["metric"]}
+
+
+JACOBIANS, PATHS = {"jacobian_norm", "jacobian_alignment"}, {"paths_0", "paths_1", "paths_2"}
+
+
+@pytest.mark.parametrize(
+    ("failing", "gone"),
+    {
+        "the probe": {"mu", "grad_tokens", "rankme", "uniformity"} | JACOBIANS,
+        "Jacobians of blocks": JACOBIANS | PATHS,  # the copy that paths are of is compared with the model as well
+        "embeddings": {"rankme", "uniformity"},
+        "gradients at the probe's tokens": {"grad_tokens"},
+        "gradients and updates of weights": {
+            f"{kind}_{group}" for kind in ("grad", "update") for group in ("query_key", "value_output", "mlp")
+        },
+        "spectra of weights": {
+            f"{kind}_{group}"
+            for kind in ("spectral_norm", "stable_rank")
+            for group in ("query_key", "value_output", "mlp")
+        },
+        "numbers given to monitor.step": {"loss"},
+    }.items(),
+)
+def test_an_instrument_that_fails_takes_no_other_with_it(failing: str, gone: set[str], tmp_path: Path) -> None:
+    sick = Sick(tmp_path)
+    with sick.monitor as monitor:
+        sick.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingWarning)
+            sick.step(failing)
+        assert any(failing in note for note in monitor.notes)
+        sick.step()
+    assert read_at(tmp_path, 1) - read_at(tmp_path, 2) == gone
+    for_good = JACOBIANS | ({"grad_tokens"} if failing.startswith("gradients at") else set())  # are given up
+    assert gone - for_good <= read_at(tmp_path, 3)
+
+
+def test_training_batches_that_fail_take_no_other_with_them(tmp_path: Path) -> None:
+    model = encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitor(model, "mu", 1, run=tmp_path, optimizer=optimizer, spectra=True, alarms=()) as monitor:
+        loss_of(model, tokens(0)).backward()
+        optimizer.step()
+        monitor.step(loss=1.0)
+        optimizer.step()
+        with pytest.warns(TrainingWarning):
+            monitor.step(loss=2.0)  # the model was not called
+    assert read_at(tmp_path, 1) - read_at(tmp_path, 2) == {"mu", "grad_tokens"}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("probed", [True, False])
+def test_one_weight_that_is_no_number_stops_a_training_at_once(bad: float, probed: bool, tmp_path: Path) -> None:
+    model = encoder()
+    options: Any = {"probe": tokens(99) if probed else None, "spectra": True, "jacobians": probed}
+    options |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "embeddings": "mean" if probed else None}
+    with Monitor(model, ["mu", "relative_mu"], 1, run=tmp_path, alarms=default_rules("stop"), **options) as monitor:
+        for step in range(4):
+            if step == 2:
+                model.layers[1].linear1.weight.data[3, 2] = bad
+            loss_of(model, tokens(step)).backward()
+            with pytest.warns(TrainingWarning) if step == 2 else nullcontext():
+                monitor.step()
+            if monitor.should_stop:
+                break
+    assert step == 2 and {(row["rule"], row["since"]) for row in alarms(tmp_path)} >= {(TokenSize.name, 3)}
+    last = table(tmp_path).filter(step=3)
+    assert last.filter(metric="mu").select(pl.col("broken") > 0)["broken"].to_list() == [False, False, True, True]
+    assert last.filter(metric="spectral_norm_mlp").sort("layer")["value"].is_null().to_list() == [False, True, False]
 
 
 class Fickle:

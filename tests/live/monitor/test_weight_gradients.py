@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import polars as pl
 import pytest
 import torch
@@ -34,6 +35,26 @@ class Nano(nn.Module):
         q, k, v = self.attn["c_attn"](x).chunk(3, -1)
         x = x + self.attn["c_proj"](nn.functional.scaled_dot_product_attention(q, k, v))
         return x + self.mlp["c_proj"](self.mlp["c_fc"](x).relu())
+
+
+class Own(nn.Module):
+    """A block with its attention and its MLP straight inside, as on the page about `watch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.proj = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.fc1, self.fc2 = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).flatten(2))
+        return x + self.fc2(self.fc1(x).relu())
+
+
+def _own() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Own(), Own()).double()
 
 
 def _nano() -> nn.Module:
@@ -88,6 +109,11 @@ KINDS: dict[str, tuple[Slices, Slices, Slices]] = {
         [("attn.c_attn.weight", FEW[1]), ("attn.c_proj.weight", ALL)],
         [("mlp.c_fc.weight", ALL), ("mlp.c_proj.weight", ALL)],
     ),
+    "own": (
+        [("qkv.weight", FEW[0])],
+        [("qkv.weight", FEW[1]), ("proj.weight", ALL)],
+        [("fc1.weight", ALL), ("fc2.weight", ALL)],
+    ),
     "encoder": (
         [("self_attn.in_proj_weight", FEW[0])],
         [("self_attn.in_proj_weight", FEW[1]), ("self_attn.out_proj.weight", ALL)],
@@ -102,9 +128,9 @@ def made(kind: str) -> tuple[nn.Module, list[nn.Module], Callable[[], Tensor], A
         model: Any = FAMILIES[kind].model()
         batch = FAMILIES[kind].batch()
         return model, FAMILIES[kind].stack(model), lambda: model(**batch)[0].square().mean(), batch
-    model = _nano() if kind == "nano" else _encoder()
+    model = {"nano": _nano, "own": _own, "encoder": _encoder}[kind]()
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    stack = list(model.children() if kind == "nano" else model.layers)
+    stack = list(model.layers if kind == "encoder" else model.children())
     return model, stack, lambda: (model(x) * x).square().mean(), x
 
 
@@ -279,6 +305,67 @@ def test_a_fused_matrix_in_another_order_is_left_out() -> None:
     )
     groups, left_out = parameter_groups(list(codegen.h))
     assert left_out == ["attn.qkv_proj.weight"] and (1, "query_key") not in groups
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_what_is_measured_of_a_block_that_is_several_layers_stands_at_the_first(probed: bool, tmp_path: Path) -> None:
+    """ALBERT of six layers in two groups: the first three are one block, and so are the last three."""
+    config = hf.AlbertConfig(
+        vocab_size=20, embedding_size=8, hidden_size=WIDTH, num_hidden_layers=6, num_hidden_groups=2,
+        num_attention_heads=HEADS, intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, ids = hf.AlbertModel(config).double(), torch.arange(10).view(2, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = {"every": 1, "probe": ids if probed else None, "run": tmp_path, "spectra": True, "alarms": ()}
+    with Monitor(model, "mu", optimizer=optimizer, **run) as monitor:  # type: ignore[arg-type]
+        model(ids).last_hidden_state.square().mean().backward()
+        groups: Any = model.encoder.albert_layer_groups
+        mlps = [(group.albert_layers[0].ffn.weight, group.albert_layers[0].ffn_output.weight) for group in groups]
+        exact = [float(torch.cat([weight.grad.flatten() for weight in pair]).norm()) for pair in mlps]
+        optimizer.step()
+        monitor.step()
+        norms = [max(float(torch.linalg.matrix_norm(weight.detach(), 2)) for weight in pair) for pair in mlps]
+        for layers in ("layers 1, 2, 3 are one block", "layers 4, 5, 6 are one block"):
+            assert any(layers in note for note in monitor.notes)
+    rows = read(tmp_path).table("training").filter(step=1)
+    assert rows.filter(metric="mu")["layer"].to_list() == list(range(7))
+    for metric, numbers in (("grad_mlp", exact), ("spectral_norm_mlp", norms)):
+        found = rows.filter(metric=metric)
+        assert found["layer"].to_list() == [1, 4] and found["value"].to_list() == pytest.approx(numbers, rel=1e-3)
+
+
+def test_weights_that_several_blocks_share_are_said(tmp_path: Path) -> None:
+    model, _, _, probe = made("own")
+    model[1].fc1.weight = model[0].fc1.weight  # type: ignore[index]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=optimizer, alarms=()) as monitor:
+        share = "layers 1, 2 share fc1.weight: the gradient of such a weight is of all of them, and stands at each"
+        assert monitor.notes == [share]
+
+
+def test_gradients_of_adapters_and_of_parametrized_weights_are_those_of_what_is_trained(tmp_path: Path) -> None:
+    model = _own()
+    for block in model.children():
+        nn.utils.parametrizations.weight_norm(block.qkv)  # type: ignore[arg-type]
+        nn.utils.parametrizations.weight_norm(block.fc1)  # type: ignore[arg-type]
+    llama = hf.LlamaModel(hf.LlamaConfig(**SIZES, num_key_value_heads=HEADS)).double()
+    peft.get_peft_model(llama, peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False))
+    parts = {"qkv.parametrizations.weight.original0": FEW[0], "qkv.parametrizations.weight.original1": FEW[0]}
+    adapter = {f"self_attn.q_proj.lora_{part}.default.weight": ALL for part in "AB"}
+    ids = torch.randint(5, 20, (2, 5))
+    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    for trained, batch, slices, block in ((model, x, parts, model[0]), (llama, ids, adapter, llama.layers[0])):  # type: ignore[index]
+        optimizer = torch.optim.SGD([each for each in trained.parameters() if each.requires_grad], lr=0.1)
+        run = tmp_path / type(trained).__name__
+        with Monitor(trained, "mu", 1, batch, run=run, optimizer=optimizer, alarms=()) as monitor:
+            output = trained(batch)
+            (output if isinstance(output, Tensor) else output.last_hidden_state).square().mean().backward()
+            grads = {name: each.grad.clone() for name, each in block.named_parameters() if each.grad is not None}
+            optimizer.step()
+            monitor.step()
+        rows = read(run).table("training").filter(step=1)
+        assert value(rows, "grad_query_key", 1) == pytest.approx(float(size(grads, [*slices.items()])), rel=1e-12)
 
 
 def test_fewer_keys_than_queries_in_one_matrix() -> None:

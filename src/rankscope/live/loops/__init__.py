@@ -8,21 +8,30 @@ from typing import Any
 from rankscope.errors import MonitorError, one_of
 from rankscope.live.monitor import Monitor
 from rankscope.live.writers import scalars
+from rankscope.metrics import Metric
 
 
-def check_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> None:
-    """Raise a sentence if a callback was given an option without its name, or one that `Monitor` does not have."""
-    if positional:
-        came = f"received a {type(positional[0]).__name__} without one"
-        raise MonitorError(f"{callback} takes its options by name; {came}: {callback}(probe=batch)", subject="options")
+def named_options(callback: str, positional: Sequence[object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a callback by name; the first may be given without one, `metrics`, as to `Monitor`.
+
+    Raises:
+        MonitorError: Another option has no name, or one that `Monitor` does not have.
+    """
+    are_metrics = "metrics" not in options and isinstance(next(iter(positional), None), str | list | tuple | Metric)
+    if nameless := positional[are_metrics:]:
+        came = f"received a {type(nameless[0]).__name__} without one"
+        expected = f"{callback} takes its options by name, but for metrics as the first"
+        raise MonitorError(f"{expected}; {came}: {callback}(metrics, probe=batch)", subject="options")
     known = [name for name in inspect.signature(Monitor).parameters if name not in ("model", "step")]
     for name in options:
         if name not in known:
             raise MonitorError(one_of(f"an option of {callback}", name, known), subject=name)
+    return dict(zip(("metrics",), positional, strict=False)) | dict(options)
 
 
 def last_numbers(monitor: Monitor | None) -> dict[str, float]:
-    """The numbers of layers in the last measurement by name, as `relative_mu/layer_03`, for the trainer's own use."""
+    """The numbers of layers in the last measurement by name, as `relative_mu/layer_03`, for the trainer's own use: of
+    metrics of heads the mean."""
     last = None if monitor is None else monitor.last
-    names = {} if last is None else scalars(last)
-    return {name: value for name, value in names.items() if "/layer_" in name and "/head_" not in name}
+    names = {} if last is None else scalars(last, heads=False)
+    return {name: value for name, value in names.items() if "/layer_" in name}

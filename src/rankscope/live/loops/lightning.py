@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope.errors import MissingExtraError, MonitorError
-from rankscope.live.loops import check_options, last_numbers
+from rankscope.live.loops import last_numbers, named_options
 from rankscope.live.monitor import Monitor
 from rankscope.live.monitor.weight_gradients import torch_optimizer
 
@@ -45,6 +45,7 @@ class LightningMonitor(Callback):
     Args:
         part: The name of the submodule that is measured and called with the probe; by default the
             `LightningModule` itself.
+        *positional: The metrics, if they are not among the options.
         **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the trainer's first.
 
     Raises:
@@ -57,8 +58,7 @@ class LightningMonitor(Callback):
     def __init__(self, *positional: object, part: str = "", **options: Any) -> None:
         if not isinstance(part, str):
             raise MonitorError(f"part must be the name of a submodule; got a {type(part).__name__}", subject="part")
-        check_options("LightningMonitor", positional, options)
-        self.part, self.options = part, options
+        self.part, self.options = part, named_options("LightningMonitor", positional, options)
         self.monitor: Monitor | None = None
         self._state: Mapping[str, Any] = {}
         self._losses: list[Tensor] = []

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope.extras import need
-from rankscope.live.loops import check_options, last_numbers
+from rankscope.live.loops import last_numbers, named_options
 from rankscope.live.monitor import Monitor
 from rankscope.live.monitor.weight_gradients import torch_optimizer
 
@@ -36,6 +36,7 @@ class MonitorCallback(TrainerCallback):
     """A `Monitor` for as long as `Trainer.train` runs; `monitor` is None before.
 
     Args:
+        *positional: The metrics, if they are not among the options.
         **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the trainer's.
 
     Raises:
@@ -46,8 +47,7 @@ class MonitorCallback(TrainerCallback):
     """
 
     def __init__(self, *positional: object, **options: Any) -> None:
-        check_options("MonitorCallback", positional, options)
-        self.options = options
+        self.options = named_options("MonitorCallback", positional, options)
         self.monitor: Monitor | None = None
         self._waiting: int | None = None  # a step whose log is still to come
         self._logged: dict[str, float] = {}

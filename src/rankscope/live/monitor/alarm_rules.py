@@ -28,7 +28,10 @@ class Collapse(AlarmRule):
 
     name = "tokens collapse"
     metrics = ("relative_mu", "relative_residual")
-    advice = "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart."
+    advice = (
+        "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart. (Post-norm "
+        "networks may pass through this while the learning rate warms up.)"
+    )
 
     def __init__(
         self, threshold: float = 0.03, decades: float = 2.0, patience: int = 2, action: Action = "warn"
@@ -71,6 +74,9 @@ class EntropyCollapse(AlarmRule):
         threshold: The entropy is below so many nats,
         share: or below this share of the highest it ever was,
         never: or has never been above so many nats. (A layer that has learnt to be sharp was not so at first.)
+
+    Even attention of n tokens under a causal mask has `log(n!) / n` nats: a quarter of that is the threshold, and half
+    of it what has never been, where samples are so short that these are less.
     """
 
     name = "attention entropy collapses"
@@ -87,10 +93,12 @@ class EntropyCollapse(AlarmRule):
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose attention has collapsed."""
         peak = self.memory.setdefault("peak", {})
+        even = math.inf if self.tokens is None else math.lgamma(self.tokens + 1) / max(1, self.tokens)
+        threshold, never = min(self.threshold, even / 4), min(self.never, even / 2)
         faults = {}
         for layer, entropy in rows.layers("entropy").items():
             highest = peak[str(layer)] = max(entropy, peak.get(str(layer), entropy))
-            if entropy < max(self.threshold, self.share * highest) or highest < self.never:
+            if entropy < max(threshold, self.share * highest) or highest < never:
                 nats = f"its entropy is {_short(entropy)} nats, and was {_short(highest)} at the highest"
                 faults[str(layer)] = Fault(layer, None, f"attention of layer {layer} falls on single tokens: {nats}")
         return faults
@@ -275,7 +283,8 @@ class RecentChangeRule(AlarmRule):
 
 
 class LogitGrowth(RecentChangeRule):
-    """Attention logits grow: the largest of a layer has grown fast, or is larger than any healthy one.
+    """Attention logits grow: the largest of a layer, over its heads and all samples, has grown fast, or is larger than
+    any healthy one.
 
     Args:
         growth: Powers of ten by which the largest logit has grown over what it was lately.
@@ -293,7 +302,7 @@ class LogitGrowth(RecentChangeRule):
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose largest logit grows."""
         faults = {}
-        now = {layer: max(heads.values()) for layer, heads in rows.heads("largest_logit").items() if heads}
+        now = {layer: max(heads.values()) for layer, heads in rows.heads("largest_logit", "most").items() if heads}
         changes = self.recent_changes("logit", now)
         for layer, size in now.items():
             change, usual = changes.get(layer, (0.0, size))
@@ -374,11 +383,11 @@ class StableRank(RecentChangeRule):
 
 
 class DeadHead(AlarmRule):
-    """A head adds the same to all tokens: `head_mu`, ||res X||_F of its contribution, is small beside that of
-    the layer's other heads; or all heads of a layer do, beside those of the other layers.
+    """A head adds the same to all tokens: `head_mu`, ||res X||_F of its contribution, is small beside that of the
+    largest head of its layer; or all heads of a layer do, beside those of the other layers or what they once added.
 
     Args:
-        threshold: The share of the other heads' median below which it is small; of the other layers', its square.
+        threshold: The share of the largest below which a head is small; all heads of a layer below its square.
     """
 
     name = "a head has died"
@@ -393,19 +402,21 @@ class DeadHead(AlarmRule):
         """A fault for each head that has died."""
         faults = {}
         layers = rows.heads("head_mu")
+        largest = {layer: max(heads.values()) for layer, heads in layers.items()}
+        peak = self.memory.setdefault("peak", {})
         for layer, heads in layers.items():
-            elsewhere = [size for at, sizes in layers.items() if at != layer for size in sizes.values()]
-            middle, largest = median(elsewhere) if elsewhere else 0.0, max(heads.values(), default=0.0)
-            if heads and largest < self.threshold**2 * middle:
-                adds = f"what its heads add differs by at most {_short(largest)} between them"
-                description = f"attention of layer {layer} tells tokens apart no more: {adds}"
-                faults[str(layer)] = Fault(layer, None, f"{description}, that of other layers by {_short(middle)}")
+            most = largest[layer]
+            elsewhere = max((size for at, size in largest.items() if at != layer), default=0.0)
+            earlier = peak[str(layer)] = max(most, peak.get(str(layer), most))
+            if most < self.threshold**2 * max(elsewhere, earlier):
+                adds = f"what its heads add differs by at most {_short(most)} between them"
+                beside = f"that of other layers by {_short(elsewhere)}, its own once by {_short(earlier)}"
+                description = f"attention of layer {layer} tells tokens apart no more: {adds}, {beside}"
+                faults[str(layer)] = Fault(layer, None, description)
                 continue
             for head, size in heads.items():
-                rest = [heads[k] for k in heads if k != head]
-                middle = median(rest) if rest else 0.0
-                if size < self.threshold * middle:
-                    adds = f"what it adds differs by {_short(size)} between them, the other heads' by {_short(middle)}"
+                if size < self.threshold * most:
+                    adds = f"what it adds differs by {_short(size)} between them, the largest head's by {_short(most)}"
                     description = f"head {head} of layer {layer} tells tokens apart no more: {adds}"
                     faults[f"{layer} {head}"] = Fault(layer, head, description)
         return faults

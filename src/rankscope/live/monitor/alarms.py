@@ -3,8 +3,9 @@
 `Monitor` gives the rows of each measurement to its `RuleSet`, which gives them to each rule in turn (`on_measurement`)
 and collects their alarms; once those are written, `RuleSet.act` warns or calls functions. A rule looks for faults in
 every measurement. When a fault has been there in `patience` measurements in a row, the rule raises one alarm for it,
-and another only after it was absent in as many. Faults of one kind in one measurement make one alarm, which names the
-first place and lists the rest. The built-in rules are in `alarm_rules.py`.
+and another only after it was absent in as many: then the alarm is `over`, which `monitor.notes` says. Faults of one
+kind in one measurement make one alarm, which names the first place and lists the rest. The built-in rules are in
+`alarm_rules.py`.
 """
 
 import warnings
@@ -22,6 +23,16 @@ from rankscope.live.monitor.measurement import Alarm
 from rankscope.runs.training import in_stack
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
+COLUMNS = (
+    "layer",
+    "head",
+    "metric",
+    "value",
+    "most",
+    "floor",
+    "samples",
+    "broken",
+)  # of a measurement, that rules read
 LISTED = 8  # the most places, after the first, that one alarm lists
 
 
@@ -76,6 +87,7 @@ class AlarmRule(ABC):
     advice: str  # what helps against the fault, as a sentence
     metrics: tuple[str, ...] = ()  # the metrics of which the rule needs at least one
     stack = ""  # which of several stacks of blocks it looks at; part of the names of its alarms
+    tokens: int | None = None  # of the longest sample of the measurement; None if it is not known
 
     def __init__(self, patience: int, action: Action) -> None:
         if type(patience) is not int or patience < 1:
@@ -84,37 +96,47 @@ class AlarmRule(ABC):
             raise MonitorError(one_of("action", action, ("warn", "stop", "a function of the alarm")), subject="action")
         self.patience, self.action = patience, action
         self.memory: dict[str, dict[str, Any]] = {}  # numbers to compare with, or lists of them; part of a checkpoint
-        # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`.
+        # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`, its `place`.
         self._history: dict[str, dict[str, Any]] = {}
+        self.over: dict[str, str] = {}  # by fault, a sentence on an alarm whose fault has gone
 
     @abstractmethod
     def faults(self, rows: "MeasurementRows") -> dict[str, Fault]:
         """The faults in a measurement, each under a name that stays the same while the fault lasts."""
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
-        """The alarms to raise at this step: one for each kind of fault whose patience is used up."""
-        faults = self.faults(MeasurementRows(rows))
+        """The alarms to raise at this step: one for each kind of fault whose patience is used up. A measurement without
+        the rule's metrics, because they could not be read, does not count."""
+        measured = MeasurementRows(rows)
+        if self.metrics and not {*self.metrics} & {*measured.by_metric}:
+            return []
+        faults = self.faults(measured)
         for name, history in [*self._history.items()]:
             history["absent"] += name not in faults
             if history["absent"] >= (self.patience if history["raised"] else 1):
                 del self._history[name]  # absent for long enough to be raised again
+                if history["raised"]:
+                    which = f"the alarm {in_stack(self.name, self.stack)!r} of {history.get('place', name)}"
+                    self.over[name] = f"{which}, since step {history['since']}, is over at step {step}"
         kinds: dict[str, list[str]] = {}
         for name, fault in faults.items():
             new = {"since": step, "present": 0, "raised": False, "absent": 0}
             history = self._history.setdefault(name, new)
             history.update(present=history["present"] + 1, absent=0)
             if not history["raised"] and (fault.immediate or history["present"] >= self.patience):
-                history["raised"] = True
+                history.update(raised=True, place="the whole run" if fault.layer is None else fault.place)
+                self.over.pop(name, None)
                 kinds.setdefault(fault.kind, []).append(name)
         return [self._alarm(step, names, faults) for names in kinds.values()]
 
     def state_dict(self) -> dict[str, Any]:
         """The rule's memory as plain numbers, for a checkpoint."""
-        return deepcopy({"memory": self.memory, "history": self._history})
+        return deepcopy({"memory": self.memory, "history": self._history, "over": self.over})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the memory that `state_dict` gave."""
         self.memory, self._history = deepcopy(state["memory"]), deepcopy(state["history"])
+        self.over = dict(state.get("over", {}))  # of checkpoints of 0.3.0, which have none
 
     def first_values(self, name: str, numbers: Mapping[Any, float]) -> dict[str, float]:
         """Each value as it was when it first came; `name` tells several such collections apart."""
@@ -186,7 +208,7 @@ class MeasurementRows:
 
     def __init__(self, rows: pl.DataFrame) -> None:
         self.by_metric: dict[str, list[dict[str, Any]]] = {}
-        for row in rows.select("layer", "head", "metric", "value", "floor", "samples", "broken").iter_rows(named=True):
+        for row in rows.select(COLUMNS).iter_rows(named=True):
             self.by_metric.setdefault(row["metric"], []).append(row)
 
     def run_value(self, metric: str) -> float | None:
@@ -204,12 +226,12 @@ class MeasurementRows:
                 by_layer.setdefault(row["layer"], []).append(row[column] or 0.0)
         return {layer: sum(values) / len(values) for layer, values in sorted(by_layer.items())}
 
-    def heads(self, metric: str) -> dict[int, dict[int, float]]:
-        """The values of a metric of heads, by layer and then by head."""
+    def heads(self, metric: str, column: Literal["value", "most"] = "value") -> dict[int, dict[int, float]]:
+        """The values of a metric of heads, by layer and then by head: means over samples, or the largest."""
         by_layer: dict[int, dict[int, float]] = {}
         for row in self._of_layers(metric):
-            if row["head"] is not None and row["value"] is not None:
-                by_layer.setdefault(row["layer"], {})[row["head"]] = row["value"]
+            if row["head"] is not None and row[column] is not None:
+                by_layer.setdefault(row["layer"], {})[row["head"]] = row[column]
         return by_layer
 
     def broken(self, metric: str) -> dict[int, str]:
@@ -251,6 +273,19 @@ class RuleSet:
     def on_measurement(self, rows: pl.DataFrame, step: int) -> tuple[Alarm, ...]:
         """The alarms that all rules raise at this measurement."""
         return tuple(alarm for rule in self.rules for alarm in rule.on_measurement(rows, step))
+
+    def set_tokens(self, tokens: Mapping[str, int | None]) -> None:
+        """Tell the rules how many tokens the longest sample has, by the name of its stack ("" where there is one)."""
+        for rule in self.rules:
+            for stack, each in getattr(rule, "by_stack", {"": rule}).items():
+                if isinstance(each, AlarmRule):
+                    each.tokens = tokens.get(stack)
+
+    @property
+    def over(self) -> list[str]:
+        """Sentences on alarms whose faults have gone."""
+        rules = [each for rule in self.rules for each in getattr(rule, "by_stack", {"": rule}).values()]
+        return [sentence for rule in rules if isinstance(rule, AlarmRule) for sentence in rule.over.values()]
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
         """Call the function of each alarm whose rule has one, warn of the others, and return whether to stop training.

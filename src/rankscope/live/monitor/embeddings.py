@@ -56,27 +56,36 @@ class ProbeEmbeddings:
         self.notes: list[str] = []  # what the number of samples does not allow
         # By stack and layer, None for the output of a function: what was taken last.
         self._rows: dict[tuple[str, int | None], Tensor] = {}
+        self._failure: Exception | None = None  # of the function, when it was called last
         self._dtype = torch.float64  # the coarsest that embeddings were computed in
 
     def take(self, watches: Mapping[str, StackWatch], output: Any) -> None:
-        """Take the embeddings of a call of the model that was just watched, stack by stack, and returned `output`.
-
-        Raises:
-            MonitorError: The function fails, or gives something else than embeddings.
-        """
+        """Take the embeddings of a call of the model that was just watched, stack by stack, and returned `output`."""
+        self._failure = None
         if self.function is None:
             self._rows = {(k, layer): rows for k, watch in watches.items() for layer, rows in watch.embeddings.items()}
             self._dtype = max((watch.arithmetic for watch in watches.values()), key=unit_of)
             return
         watch, *_ = watches.values()
-        with torch.no_grad(), preserved_when_called(watch.model):
-            rows = _result(self.function, output)
+        try:
+            with torch.no_grad(), preserved_when_called(watch.model):
+                rows = _result(self.function, output)
+        except Exception as error:  # what else the probe shows is read all the same
+            self._failure = error
+            return
         blocks = [block for each in watches.values() for block in each.plan.blocks]
         self._rows, self._dtype = {("", None): rows}, arithmetic_of(own_parameters(submodules(*blocks)), rows)
 
     def values(self) -> MetricValues:
-        """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all."""
+        """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all.
+
+        Raises:
+            MonitorError: The function failed, or gave something else than embeddings.
+        """
         taken, self._rows = self._rows, {}
+        with distributed.failing_together():
+            if self._failure is not None:
+                raise self._failure
         if world_size() > 1:
             shapes = {place: tuple(rows.shape[1:]) for place, rows in taken.items()}
             distributed.require_agreement("embeddings", shapes)

@@ -106,6 +106,7 @@ class OperatorMeasurement:
         # Operators write to this tensor, so that the compiler neither removes nor moves them.
         self.seen = torch.zeros(1, device="cpu")
         self.called_once = len({*map(id, blocks)}) == len(blocks)  # as far as the list of blocks says
+        self.places = [blocks.index(block) + 1 for block in dict.fromkeys(blocks)]
         _by_id[id(self)] = self
         open_layout = not plan.layout_known and plan.tensor_parallel is None
         self.layout = LayoutFinder(plan, self.guarded) if open_layout else None
@@ -194,6 +195,7 @@ class OperatorMeasurement:
         if position == 0 and call.states is not None and (call.announced or not self.called_once):
             return  # the first block comes again: what it takes was read as the last layer
         layer = call.number(position)
+        self.plan.called |= {layer: self.places[position - 1]} if position else {}
         hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
         if (together := self.plan.tensor_parallel) is not None:
             if call.states is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.blocks import Blocks, NamedStacks
-from rankscope.live.isolation import usual_device
 from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
@@ -34,7 +33,7 @@ from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe, j
 from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.running_sums import MetricValues, joined_stacks
 from rankscope.live.monitor.schedule import Schedule
-from rankscope.live.monitor.weight_gradients import WeightGradients, parameter_groups
+from rankscope.live.monitor.weight_gradients import WeightGradients, shared_weights_notes
 from rankscope.live.monitor.weight_spectra import WeightSpectra
 from rankscope.live.notes import describe_model, layout_note
 from rankscope.live.plan import Layers, Mask, Padding, make_plans
@@ -44,6 +43,7 @@ from rankscope.runs import manifest_of, read
 from rankscope.runs.training import in_stack
 
 LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
+T = TypeVar("T")
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
 
 
@@ -182,8 +182,9 @@ class Monitor:
         if probe is None and is_compiled(submodules(model)):
             torch.compiler.reset()  # graphs of earlier calls have no hooks
         counts = self.stage.counts
-        self.gradients = [WeightGradients(optimizer, plan.blocks, counts) for plan in plans if optimizer is not None]
-        self.spectra = [WeightSpectra(parameter_groups(plan.blocks)[0], counts) for plan in plans if spectra]
+        of_weights = [(plan.blocks, counts, plan.called) for plan in plans]
+        self.gradients = [WeightGradients(optimizer, *given) for given in of_weights if optimizer is not None]
+        self.spectra = [WeightSpectra(*given) for given in of_weights if spectra]
         self.inline = [inline_measurement(self.model, plan) for plan in plans if probe is None]
         self._recorders = [*self.inline, *self.gradients]
         self._notes = self._initial_notes(names)
@@ -235,10 +236,12 @@ class Monitor:
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
-        measured = (*self.gradients, self.probe, *self.jacobians, self.embeddings, self.paths)
+        measured = (*self.gradients, *self.spectra, self.probe, *self.jacobians, self.embeddings, self.paths)
         parts = [part for part in measured if part is not None]
         notes = [*dict.fromkeys(note for part in parts for note in part.notes), *self._notes]
-        notes += self._failures.sentences.values()
+        notes += [*self._failures.sentences.values(), *self.rules.over]
+        for plan in self.plans.values() if self.gradients or self.spectra else ():
+            notes += shared_weights_notes(plan.blocks, plan.called)
         for plan in [part.plan for part in self.inline] or self.plans.values():
             if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
                 notes.append(layout_note(plan))
@@ -312,7 +315,10 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold for the run to continue without gap or repetition."""
         scalars = {name: list(values) for name, values in self._scalars.items()}
-        return {"step": self.steps, "scalars": scalars, "alarms": self.rules.state_dict()}
+        state = {"step": self.steps, "scalars": scalars, "alarms": self.rules.state_dict()}
+        if self.spectra:  # of this pipeline stage
+            state["spectra"] = {str(self.stage.first_block): [spectra.state_dict() for spectra in self.spectra]}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint: `resume` at its step, with the numbers and alarms of `state_dict()`. Rules
@@ -328,6 +334,9 @@ class Monitor:
         else:
             table = None if self._run_writer is None else read(self.run).table("training")
             self.rules.replay(distributed.from_writer(table))
+        vectors = state.get("spectra", {}).get(str(self.stage.first_block), [{}] * len(self.spectra))
+        for spectra, begun in zip(self.spectra, vectors, strict=False):
+            spectra.load_state_dict(begun)
         self.schedule = Schedule(step)
         self._resumed += 1
         self._earlier, self._scalars, self.last, self._overdue = None, {}, None, False
@@ -339,6 +348,8 @@ class Monitor:
             self.probe.measure(self.model, self.plans)
             for jacobians in self.jacobians:
                 jacobians.measure(self.model)
+            if self.embeddings is not None:
+                self.embeddings.values()
             self._failures.measured = True
         self._prepare_recording()
         self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
@@ -395,44 +406,73 @@ class Monitor:
             writer.describe(forecast=self.forecast.described())
 
     def _read(self) -> tuple[MetricValues, Any]:
-        """What this process reads of the model and of the step, and certificates if they are due. Ranks go on from one
-        kind of number to the next together: none waits for one that has failed."""
-        by_stack = {name: MetricValues() for name in self.plans}
-        with distributed.failing_together():
-            if self.probe is not None:
-                by_stack = self.probe.measure(self.model, self.plans)
-            for of_stack, inline in zip(by_stack.values(), self.inline, strict=False):
-                of_stack.update(inline.values())
-        for of_stack, plan in zip(by_stack.values(), self.plans.values(), strict=True):
-            join_gradients(of_stack, plan.tensor_parallel)
-        for of_stack, jacobians in zip(by_stack.values(), self.jacobians, strict=False):
-            of_stack.update(jacobians.measure(self.model))
-        values = joined_stacks(by_stack)
-        distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
-        for name, scalars in sorted(self._scalars.items()):
-            values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
+        """What this process reads of the model and of the step, and certificates if they are due: instrument by
+        instrument, each of which may fail by itself."""
+
+        def read_each(parts: Sequence[Any], read: Callable[[Any], MetricValues]) -> Callable[[], MetricValues]:
+            return lambda: joined_stacks({name: read(part) for name, part in zip(self.plans, parts, strict=False)})
+
+        values, nothing = MetricValues(), MetricValues()
+        layers = "training batches are" if self.probe is None else "the probe is"
+        jacobians = read_each(self.jacobians, lambda part: part.measure(self.model))
+        values.update(self._taken(layers, lambda: joined_stacks(self._layers_by_stack()), nothing))
+        values.update(self._taken("Jacobians of blocks are", jacobians, nothing))
+        values.update(self._taken("numbers given to monitor.step are", self._numbers_of_steps, nothing))
         if not self._counts_samples:
             values = values.without_samples()
         if self.embeddings is not None:
-            values.update(self.embeddings.values())
+            values.update(self._taken("embeddings are", self.embeddings.values, nothing))
         values = values.of_stage(self.stage.first_block, self._layers)
-        of_weights, certificates = {name: MetricValues() for name in self.plans}, None
-        with distributed.failing_together():
-            for k, (of_stack, gradients) in enumerate(zip(of_weights.values(), self.gradients, strict=False)):
-                of_stack.update(gradients.values(rate=k == 0 and "lr" not in self._scalars))
-            with usual_device():
-                for of_stack, spectra in zip(of_weights.values(), self.spectra, strict=False):
-                    of_stack.update(spectra.values())
-            if self.paths is not None and self.schedule.crossed(self.paths.every):
-                shares, certificates = self.paths.measure(self.steps)
-                values.update(shares)
-        values.update(joined_stacks(of_weights).of_stage(self.stage.first_block))
-        return values, certificates
+        with_rate = [] if "lr" in self._scalars else self.gradients[:1]
+        gradients = read_each(self.gradients, lambda part: part.values(rate=part in with_rate))
+        of_weights = self._taken("gradients and updates of weights are", gradients, nothing)
+        spectra = read_each(self.spectra, lambda part: part.values())
+        of_spectra = self._taken("spectra of weights are", spectra, nothing)
+        certified: tuple[MetricValues, Any] = nothing, None
+        if (paths := self.paths) is not None and self.schedule.crossed(paths.every):
+            certified = self._taken("paths and certificates are", lambda: paths.measure(self.steps), certified)
+        values.update(certified[0])
+        for found in (of_weights, of_spectra):
+            values.update(found.of_stage(self.stage.first_block))
+        return values, certified[1]
 
-    def _measure(self) -> Measurement:
+    def _taken(self, instrument: str, read: Callable[[], T], otherwise: T) -> T:
+        """What an instrument reads, or, if it fails on some rank, something else and an alarm. Ranks go on to the next
+        instrument together: none waits for one that has failed."""
+        with self._failures.contained(f"{instrument} not measured"):
+            with distributed.failing_together():
+                found = read()
+            return found
+        return otherwise
+
+    def _layers_by_stack(self) -> dict[str, MetricValues]:
+        """What the probe, or training batches, show of the layers of each stack."""
+        if self.probe is not None:
+            by_stack = self.probe.measure(self.model, self.plans)
+        else:
+            by_stack = {name: inline.values() for name, inline in zip(self.plans, self.inline, strict=True)}
+        for of_stack, plan in zip(by_stack.values(), self.plans.values(), strict=True):
+            join_gradients(of_stack, plan.tensor_parallel)
+        return by_stack
+
+    def _numbers_of_steps(self) -> MetricValues:
+        """What `step` was given since the last measurement."""
+        distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
+        values = MetricValues()
+        for name, scalars in sorted(self._scalars.items()):
+            values.add(None, name, torch.stack([scalar.double().cpu().reshape(()) for scalar in scalars]))
+        return values
+
+    def _measure(self) -> Measurement | None:
         """Measure, ask the rules for alarms, and write; `_act` warns of the alarms later."""
         processes.require_all_ranks("monitor.step", f"{self._number}/{self._resumed}/{self.steps}")
         values, certificates = self._read()
+        plans = [part.plan for part in self.inline] or self.plans.values()
+        read, tokens = zip(*processes.gathered((bool(values), [plan.tokens for plan in plans])), strict=True)
+        if not any(read):
+            return None
+        longest = (max(filter(None, of_ranks), default=None) for of_ranks in zip(*tokens, strict=True))
+        self.rules.set_tokens(dict(zip(self.plans, longest, strict=True)))
         rows = rows_of(self.steps, *distributed.merged_over_ranks(values.keys(), values.sums()))
         alarms: tuple[Alarm, ...] = ()
         stage = None if self.forecast is None else self.forecast.stage

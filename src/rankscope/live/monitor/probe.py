@@ -27,6 +27,7 @@ from rankscope.live import processes
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
 from rankscope.live.modules import hooked
+from rankscope.live.monitor import distributed
 from rankscope.live.monitor.embeddings import ProbeEmbeddings
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -135,7 +136,7 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     return value
 
 
-@dataclass(frozen=True)
+@dataclass
 class Probe:
     """The arguments that the model is called with: copies, so that the loop may change its batch."""
 
@@ -145,6 +146,7 @@ class Probe:
     embeddings: ProbeEmbeddings | None = None  # takes the embeddings of every call
     together: TensorParallel | None = None  # the processes that share the model, and are given the same samples
     notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
+    measured: bool = False  # it was, so that a loss that fails is a note
 
     @classmethod
     def of(
@@ -199,19 +201,25 @@ class Probe:
         Raises:
             MonitorError: The model cannot be called with the probe.
         """
+        values, failure, why = dict[str, MetricValues](), None, None
         if self.has_loss:
-            values, failure = dict[str, MetricValues](), None
             try:
                 values = self._measure(model, plans, {name: TokenGradients(plan) for name, plan in plans.items()})
             except Exception as error:  # too little memory, or code that has no gradient
                 failure = error
             why = None if failure is None else first_line(failure)
             why = next((reason for reason in processes.gathered(why) if reason is not None), None)
-            if isinstance(failure, RankscopeError):
-                raise failure
-            if why is None:
-                return values
-            self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
+        if not values or why is not None:
+            with distributed.failing_together():
+                if isinstance(failure, RankscopeError) and not self.measured:
+                    raise failure
+                values = self._without_gradients(model, plans)
+            if why is not None:  # and not the model's fault
+                self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
+        self.measured = True
+        return values
+
+    def _without_gradients(self, model: nn.Module, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
         try:
             return self._measure(model, plans, {})
         except RankscopeError:
@@ -252,6 +260,8 @@ def values_of(watch: StackWatch) -> MetricValues:
     values = MetricValues()
     for layer, readings in watch.readings:
         values.add_readings(layer, readings)
+    if watch.valid.numel():
+        watch.plan.tokens = int(watch.valid.sum(-1).max())
     if not values:
         try:
             watch.profile()  # raises

@@ -20,16 +20,20 @@ models keep queries, keys and values in one fused matrix, whose outputs are laid
 | `query_key_value` (GPT-NeoX, BLOOM, Falcon)   | by head: its query, its key, its value                     |
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from rankscope.errors import MonitorError
 from rankscope.live import processes
+from rankscope.live.isolation import without_dropout
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.sources.checkpoint import first_line
@@ -72,6 +76,12 @@ class ParameterSlice:
         return parameter
 
     @property
+    def applied(self) -> Tensor:
+        """The weight that the module applies: parametrized, and with adapters of peft merged into a copy."""
+        with torch.no_grad(), without_dropout(self.owner):  # a parametrization in train mode may change itself
+            return merged_weight(self.owner) if hasattr(self.owner, "get_base_layer") else self.weight.detach()
+
+    @property
     def key(self) -> "SliceKey":
         """The module by its id, and the name of the weight in it."""
         return id(self.owner), self.name
@@ -89,11 +99,16 @@ class ParameterSlice:
 
 
 SliceKey = tuple[int, str]
-ParameterGroups = dict[tuple[int, Group], list[ParameterSlice]]  # by layer, the first block's being 1
+ParameterGroups = dict[tuple[int, Group], list[ParameterSlice]]  # by the first place of the block, from 1
 
 
-def parameter_groups(blocks: Sequence[nn.Module]) -> tuple[ParameterGroups, list[str]]:
-    """The trainable weights of each block and group, and the names of weights that belong to no group.
+def parameter_groups(blocks: Sequence[nn.Module], applied: bool = False) -> tuple[ParameterGroups, list[str]]:
+    """The trainable weights of each block and group, and the names of weights that belong to no group. A block that
+    stands in the list several times has the number of its first place.
+
+    Args:
+        blocks: The blocks.
+        applied: Whether to take the weights that blocks apply, where trained ones are parts of them (`applied_name`).
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
     >>> groups, left_out = parameter_groups([layer])
@@ -102,18 +117,67 @@ def parameter_groups(blocks: Sequence[nn.Module]) -> tuple[ParameterGroups, list
     """
     groups: ParameterGroups = {}
     left_out: dict[str, None] = {}
-    for layer, block in enumerate(dict.fromkeys(blocks), 1):
+    for layer, block in enumerate(blocks, 1):
+        taken: set[str] = set()
+        if block in blocks[: layer - 1]:
+            continue
         for name, weight in block.named_parameters():
-            if weight.ndim > 1 and weight.requires_grad:
-                slices = kind_slices(block, name, weight)
-                for kind, part in slices:
-                    parts = groups.setdefault((layer, GROUP_OF[kind]), [])
-                    if parts and parts[-1].key == part.key:  # keys lie beside queries: their sum is one
-                        part = replace(parts.pop(), outputs=(None, part.outputs[1]))
-                    parts.append(part)
-                if not slices:
-                    left_out[name] = None
+            whole = applied_name(block, name)
+            if weight.ndim < 2 or not weight.requires_grad or (applied and whole in taken):
+                continue
+            slices = [] if whole is None else kind_slices(block, whole, applied_weight(block, whole))
+            if not applied:
+                slices = _slices_of_part(block, name, slices) if whole else kind_slices(block, name, weight)
+            taken.add(whole or "")
+            slices = [] if applied and not all(is_matrix(part) for _, part in slices) else slices
+            for kind, part in slices:
+                parts = groups.setdefault((layer, GROUP_OF[kind]), [])
+                if parts and parts[-1].key == part.key:  # keys lie beside queries: their sum is one
+                    part = replace(parts.pop(), outputs=(None, part.outputs[1]))
+                parts.append(part)
+            if not slices:
+                left_out[name] = None
     return groups, list(left_out)
+
+
+def is_matrix(part: ParameterSlice) -> bool:
+    """False for a convolution of several places, and for a weight that is quantised."""
+    places = {*part.owner.kernel_size} if isinstance(part.owner, _ConvNd) else {1}
+    return places == {1} and part.applied.is_floating_point()
+
+
+def applied_name(block: nn.Module, name: str) -> str | None:
+    """The name of the weight that a block applies and of which a trained one is a part, as `linear1.weight` of
+    `linear1.parametrizations.weight.original0` and `q_proj.weight` of `q_proj.lora_A.default.weight` (peft); of most
+    weights it is their own, and None where it cannot be told."""
+    before, parametrized, after = f".{name}".partition(".parametrizations.")
+    if parametrized:
+        return f"{before}.{after.split('.')[0]}"[1:]
+    *path, last = name.split(".")
+    for k in range(1, len(path) + 1):
+        if hasattr(block.get_submodule(".".join(path[:k])), "get_base_layer"):
+            return ".".join((*path[:k], "weight"))
+    stem = last.rpartition("_")[0]  # `weight_g` and `weight_v`, of which a hook makes `weight`
+    made_of_parts = isinstance(block.get_submodule(".".join(path)).__dict__.get(stem), Tensor)
+    return None if made_of_parts or "lora" in name.lower() else name
+
+
+def applied_weight(block: nn.Module, name: str) -> Tensor:
+    """The weight of a name that `applied_name` gave; nothing of the block changes, as a power iteration would."""
+    path, _, last = name.rpartition(".")
+    return ParameterSlice(block.get_submodule(path), last).applied
+
+
+def _slices_of_part(
+    block: nn.Module, name: str, slices: list[tuple[Kind, "ParameterSlice"]]
+) -> list[tuple[Kind, "ParameterSlice"]]:
+    """The slices of a trained weight, from those of the weight that it is a part of: none if that has several and the
+    outputs of the part are not theirs."""
+    path, _, last = name.rpartition(".")
+    owner = block.get_submodule(path)
+    weight, parts = getattr(owner, last), [(kind, replace(part, owner=owner, name=last)) for kind, part in slices]
+    alike = all(weight.shape[part.axis] == part.applied.shape[part.axis] for _, part in slices[1:])
+    return parts if alike else []
 
 
 def kind_slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Kind, ParameterSlice]]:
@@ -133,12 +197,14 @@ def kind_slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Kind,
     owner = modules[-1] if modules else block
     words = [word.lower() for word in (*path, last.removesuffix("weight").removesuffix("_")) if word]
     in_attention = attending(path, modules)
-    if not any(in_attention):
-        return [("mlp", ParameterSlice(owner, last))] if MLP & {*words} else []
-    inside = words[in_attention.index(True) + 1 :]
+    if not any(in_attention) and MLP & {*words}:
+        return [("mlp", ParameterSlice(owner, last))]
+    if not any(in_attention) and (len(path) > 1 or not has_queries(block)):
+        return []
+    inside = words[in_attention.index(True) + 1 :] if any(in_attention) else words
     for word in reversed(inside):
         if word in IN_TURN | BY_HEAD:
-            return _fused_slices(word, modules, owner, last, weight) if word == inside[-1] else []
+            return _fused_slices(word, [block, *modules], owner, last, weight) if word == inside[-1] else []
         for kind, names in IN_ATTENTION.items():
             if word in names:
                 return [(kind, ParameterSlice(owner, last))]
@@ -146,16 +212,25 @@ def kind_slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Kind,
 
 
 def attending(path: Sequence[str], modules: Sequence[nn.Module]) -> list[bool]:
-    """True for each module on the way to a weight whose name or class says that it attends."""
+    """True for each module on the way to a weight that attends: its name or class says so, or it has queries."""
     names = [f"{word} {type(module).__name__}".lower() for word, module in zip(path, modules, strict=True)]
-    return ["attn" in name or "attention" in name for name in names]
+    said = ["attn" in name or "attention" in name for name in names]
+    return [each or has_queries(module) for each, module in zip(said, modules, strict=True)]
+
+
+def has_queries(module: nn.Module) -> bool:
+    """True if a module holds queries and keys, in two matrices or in one: it attends, whatever it is called. (Some
+    mixers without attention have an `in_proj`, and some MLPs a `key` and a `value`.)"""
+    names = {name.lower() for name in (*module._modules, *module._parameters)}
+    return bool(names & (IN_TURN - {"in_proj"} | BY_HEAD)) or bool(names & QUERY and names & KEY)
 
 
 def _fused_slices(
     word: str, modules: Sequence[nn.Module], owner: nn.Module, last: str, weight: Tensor
 ) -> list[tuple[Kind, ParameterSlice]]:
     """Three slices of a fused weight: queries, keys and values; none if its layout is not known."""
-    axis = 1 if type(owner).__name__ == "Conv1D" else 0
+    inner = owner.get_base_layer() if callable(getattr(owner, "get_base_layer", None)) else owner  # type: ignore[operator]
+    axis = 1 if type(inner).__name__.endswith("Conv1D") else 0
     outputs, inputs = weight.shape[axis], weight.shape[1 - axis]
     attention = modules[-1] if last != "weight" else modules[-2]
     if weight.ndim != 2 or type(attention).__name__ in OTHER_LAYOUTS:
@@ -173,6 +248,22 @@ def _fused_slices(
     return [(kind, ParameterSlice(owner, last, axis, heads, end)) for kind, end in ends.items()]
 
 
+def merged_weight(layer: Any) -> Tensor:
+    """The weight of a layer of peft with its active adapters merged, in float32 or wider; the layer stays as it is."""
+    twin, base = copy(layer), copy(layer.get_base_layer())
+    weight = base.weight.detach()
+    if layer.merged or layer.disable_adapters or not weight.is_floating_point():
+        return weight
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    own = {name: weight.to(dtype, copy=True) for name, weight in base._parameters.items() if weight is not None}
+    base._parameters = {name: nn.Parameter(weight.detach()) for name, weight in own.items()}
+    vars(twin).update({name: copy(value) for name, value in vars(layer).items() if isinstance(value, dict | list)})
+    adapters = {name: deepcopy(part).to(dtype) for name, part in layer._modules.items() if name != "base_layer"}
+    twin._modules = {**adapters, "base_layer": base}
+    twin.merge()
+    return base.weight.detach()
+
+
 def _size(module: nn.Module, *names: str) -> int:
     """A size that a module, or its config, has under one of these names; 0 if neither has one."""
     for holder in (module, getattr(module, "config", None)):
@@ -183,26 +274,59 @@ def _size(module: nn.Module, *names: str) -> int:
     return 0
 
 
+def left_out_note(what: str, names: Sequence[str]) -> list[str]:
+    """A note on weights that belong to no group, if there are any."""
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return [f"{what} of weights: {shown} of a block belong to no known group, and are left out"] * bool(names)
+
+
+def first_layer(place: int, called: Mapping[int, int]) -> int:
+    """The first layer of the block at a place of the list of blocks: of a block that is called as several layers,
+    their weights' one gradient stands there."""
+    return min((layer for layer, at in called.items() if at == place), default=place)
+
+
+def shared_weights_notes(blocks: Sequence[nn.Module], called: Mapping[int, int]) -> list[str]:
+    """Notes on weights that serve several layers: of one block that is called again and again, or of several."""
+    notes, holders = [], dict[int, dict[int, str]]()  # by weight, its name in the block of each layer
+    for place, block in enumerate(blocks, 1):
+        first, *others = sorted(layer for layer, at in called.items() if at == place) or [place]
+        if others:
+            same = f"layers {', '.join(map(str, (first, *others)))} are one block"
+            notes.append(f"{same}: gradients, updates and spectra of its weights are of all of them, at layer {first}")
+        for name, weight in block.named_parameters() if block not in blocks[: place - 1] else ():
+            if weight.ndim > 1 and weight.requires_grad:
+                holders.setdefault(id(weight), {})[first] = name
+    shared: dict[tuple[int, ...], list[str]] = {}
+    for names_by_layer in holders.values():
+        shared.setdefault(tuple(names_by_layer), []).append(next(iter(names_by_layer.values())))
+    for layers, names in shared.items():
+        if len(layers) > 1:
+            share = f"layers {', '.join(map(str, layers))} share {', '.join(names[:4])}{' and more' * (len(names) > 4)}"
+            notes.append(f"{share}: the gradient of such a weight is of all of them, and stands at each")
+    return notes
+
+
 NO_VALUE = torch.zeros(0, dtype=torch.float64, device="cpu")
 """Of a step that was not made, and of ranks that do not write."""
 
 
 class WeightGradients:
     """Records gradients and updates by hooks of an optimiser, while `recording` is True. Of the ranks that have the
-    same blocks, one `counts`."""
+    same blocks, one `counts`; `called` says which layers each block is (`WatchPlan.called`)."""
 
-    def __init__(self, optimizer: Any, blocks: list[nn.Module], counts: bool = True) -> None:
+    def __init__(
+        self, optimizer: Any, blocks: list[nn.Module], counts: bool = True,
+        called: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         inner = torch_optimizer(optimizer)
         if inner is None:
             received = f"received a {type(optimizer).__name__}: give the one whose step() the loop calls"
             raise MonitorError(f"optimizer must be a torch optimiser; {received}", subject="optimizer")
-        self.optimizer, self.counts = inner, counts
+        self.optimizer, self.counts, self.called = inner, counts, called
         self.recording, self.steps = False, 0  # the steps that the optimiser has made
         self.groups, left_out = parameter_groups(blocks)
-        self.notes = []
-        if left_out:
-            shown = ", ".join(left_out[:4]) + (f" and {len(left_out) - 4} more" if len(left_out) > 4 else "")
-            self.notes.append(f"gradients of weights: {shown} of a block belong to no known group, and are left out")
+        self.notes = left_out_note("gradients", left_out)
         if not self.groups:
             why = "no block has weights whose names say whether they are of queries, keys, values, outputs or the MLP"
             self.notes.append(f"gradients of weights are not measured: {why}")
@@ -230,7 +354,8 @@ class WeightGradients:
         if failure is not None and not any(failure in note for note in self.notes):
             self.notes.append(f"gradients and updates of weights were not recorded: {failure}")
         made = "update" in self._squares and not self._skipped and failure is None
-        for (layer, group), parts in self.groups.items():
+        for (place, group), parts in self.groups.items():
+            layer = first_layer(place, self.called)
             norm = {name: _norm(parts, squares) for name, squares in self._squares.items() if made}
             values.add(layer, f"grad_{group}", self._counted(norm["gradient"] / self._scale) if made else NO_VALUE)
             values.add(layer, f"update_{group}", self._counted(norm["update"] / norm["weight"]) if made else NO_VALUE)

@@ -1,10 +1,13 @@
 """Measures the spectral norm and the stable rank of a block's weights, which move before some trainings explode.
 
-Of each weight W of a group (`weight_gradients.parameter_groups`), a matrix or a stack of them:
+Of each weight W of a group (`weight_gradients.parameter_groups`), a matrix or a stack of them, as the block applies it
+(parametrized, and with adapters merged):
 
     spectral_norm_GROUP = ||W||_2, the largest of the group
     stable_rank_GROUP   = ||W||_F^2 / ||W||_2^2, the smallest of the group
 
+Of a weight with NaN or infinity both are NaN. A group is one of trained weights; a weight `[width, head, d_head]` of
+attention is one matrix, of all heads, and so is a convolution of kernel 1.
 The norm is found by subspace iteration: `COLUMNS` vectors go through `W^T W` and are made orthonormal again, `FIRST`
 times at the first measurement and `LATER` times at later ones, from where the last measurement left them. It approaches
 the norm from below, so that a stable rank is never too small. A measurement costs `4 COLUMNS` operations for each entry
@@ -12,24 +15,45 @@ of the weights and iteration: of a 1B model two iterations are 64 GFlop, as a fo
 `Monitor` calls `values` when it measures; training is not touched.
 """
 
-import torch
-from torch import Tensor
+import itertools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from rankscope.live.isolation import isolated
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.live.monitor.weight_gradients import ParameterGroups, ParameterSlice, SliceKey, counted_once
+from rankscope.live.monitor.weight_gradients import (
+    Group,
+    ParameterSlice,
+    counted_once,
+    first_layer,
+    left_out_note,
+    parameter_groups,
+)
 from rankscope.shapes import Float
 
 COLUMNS, FIRST, LATER = 8, 32, 2
 
 
 class WeightSpectra:
-    """Measures weights of groups again and again, from one measurement's singular vectors to the next one's. Of the
-    ranks that have the same blocks, one `counts`."""
+    """Measures weights of groups again and again, from one measurement's singular vectors to the next one's.
 
-    def __init__(self, groups: ParameterGroups, counts: bool = True) -> None:
-        self.groups, self.counts = groups, counts
-        self._vectors: dict[tuple[SliceKey, tuple[int | None, int | None]], Tensor] = {}
+    Args:
+        blocks: The blocks.
+        counts: True on one of the ranks that have the same blocks.
+        called: By layer, the place of its block in the list, as far as it was seen (`WatchPlan.called`).
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], counts: bool = True, called: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        (self.groups, left_out), self.counts, self.called = parameter_groups(blocks, applied=True), counts, called
+        self._vectors: dict[str, Tensor] = {}  # by place of the block, group and place in the group
+        self.notes = left_out_note("spectra", left_out)
 
     @property
     def names(self) -> list[str]:
@@ -37,34 +61,55 @@ class WeightSpectra:
         groups = dict.fromkeys(group for _, group in self.groups)
         return [f"{kind}_{group}" for group in groups for kind in ("spectral_norm", "stable_rank")]
 
-    @torch.no_grad()
     def values(self) -> MetricValues:
         """The numbers of every block and group."""
         values = MetricValues()
-        for (layer, group), parts in self.groups.items():
-            norms, ranks = zip(*(self._measured(part) for part in parts), strict=True)
+        for (place, group), parts in self.groups.items():
+            named = [(f"{place} {group} {k}", part, group) for k, part in enumerate(parts)]
+            norms, ranks = zip(*itertools.starmap(self._measured, named), strict=True)
             for kind, value in (
                 ("spectral_norm", torch.stack(norms).amax()),
                 ("stable_rank", torch.stack(ranks).amin()),
             ):
+                layer = first_layer(place, self.called)
                 values.add(layer, f"{kind}_{group}", counted_once(value, self.counts))
         return values
 
-    def _measured(self, part: ParameterSlice) -> tuple[Tensor, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
+        """The vectors from which the next measurement goes on."""
+        return dict(self._vectors)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave; begin anew if that is nothing."""
+        self._vectors = dict(state)
+
+    def _measured(self, name: str, part: ParameterSlice, group: Group) -> tuple[Tensor, Tensor]:
         """(The largest spectral norm, the smallest stable rank) of one slice."""
-        W, key = matrices(part), (part.key, part.outputs)
-        V = self._vectors.get(key)
-        again = V is not None and V.shape[:-1] == (*W.shape[:-2], W.shape[-1])
-        norm, self._vectors[key] = spectral_norms(W, V if again else None, LATER if again else FIRST)
-        square = W.square().sum((-2, -1)).double()
-        rank = torch.where(norm > 0, square / norm.square(), 0.0)
-        return norm.amax(), rank.amin()
+        with isolated(next(part.owner.parameters()).device):
+            W, V = matrices(part, distributed.full_tensor(part.applied), group), self._vectors.get(name)
+            again = V is not None and V.shape[:-1] == (*W.shape[:-2], W.shape[-1])
+            start = V.to(W) if again and V is not None else None
+            norm, self._vectors[name] = spectral_norms(W, start, LATER if again else FIRST)
+            size = torch.linalg.matrix_norm(W, dtype=torch.float64)
+            rank = torch.where(norm > 0, (size / norm).square(), torch.where(norm == 0, 0.0, torch.nan))
+            return norm.amax(), rank.amin()
 
 
-def matrices(part: ParameterSlice) -> Float[Tensor, "... output input"]:
-    """The matrix of a slice, or the stack of matrices, outputs in its rows, in float32 or wider."""
-    W = distributed.full_tensor(part.weight.detach())
-    W = W.to(torch.promote_types(W.dtype, torch.float32))
+def matrices(part: ParameterSlice, weight: Tensor, group: Group) -> Float[Tensor, "... output input"]:
+    """The matrix of a slice, or the stack of matrices, outputs in its rows, in float32 or wider.
+
+    Args:
+        part: The slice.
+        weight: The weight that the module of the slice applies.
+        group: Whether it is of attention, where three axes are those of one matrix.
+    """
+    W = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if isinstance(part.owner, _ConvNd):
+        W = torch.block_diag(*W.flatten(1).chunk(part.owner.groups))  # type: ignore[no-untyped-call]
+    if W.ndim == 3 and group != "mlp":  # the axis of the width is as long as both others together
+        for axis, length in enumerate(W.shape):
+            if length**2 == W[0].numel() * len(W):
+                return W.movedim(axis, 0).flatten(1)
     if W.ndim > 2 or part.outputs == (None, None):
         return W
     rows = W if part.axis == 0 else W.mT
@@ -74,7 +119,7 @@ def matrices(part: ParameterSlice) -> Float[Tensor, "... output input"]:
 def spectral_norms(
     W: Float[Tensor, "... output input"], V: Float[Tensor, "... input vector"] | None = None, iterations: int = FIRST
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "... input vector"]]:
-    """(The spectral norm of each matrix, from below; vectors to go on from).
+    """(The spectral norm of each matrix, from below, or NaN if an entry is no number; vectors to go on from).
 
     Args:
         W: Matrices.
@@ -90,8 +135,13 @@ def spectral_norms(
         generator = torch.Generator().manual_seed(0)
         V = torch.randn(*W.shape[:-2], W.shape[-1], count, generator=generator).to(W)
         V = torch.linalg.qr(V).Q
+    finite = W.isfinite().all(-1).all(-1)[..., None, None]
+    W = torch.where(finite, W, 0.0)
+    largest = torch.linalg.vector_norm(W, torch.inf, (-2, -1), keepdim=True)
+    W, start = W / torch.where(largest > 0, largest, 1.0), V  # else `W^T W` of large and of tiny weights is no number
     for _ in range(iterations):
         V = torch.linalg.qr(W.mT @ (W @ V)).Q
     stretched = (W @ V).double()
     squares = torch.linalg.eigvalsh(stretched.mT @ stretched)[..., -1]  # of few rows: quicker than singular values
-    return squares.clamp(min=0.0).sqrt(), V
+    norms = squares.clamp(min=0.0).sqrt() * largest[..., 0, 0]
+    return torch.where(finite[..., 0, 0], norms, torch.nan), torch.where(finite & (largest > 0), V, start)
