@@ -10,7 +10,6 @@ import copy
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError
 from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.checkpoint import clear_errors, locate, quiet
+from rankscope.sources.checkpoint import EAGER, clear_errors, locate, quiet
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.load import load
 
+PER_LAYER = ("layer_types", "mlp_layer_types", "attention_layers", "no_rope_layers")
+"""Fields of configs that say something of each layer."""
 SAVE = "net.without(layers=...).save(folder) writes the network as it is"  # Where no model of transformers holds it
 
 
@@ -41,7 +42,8 @@ def original(name: str, **options: Any) -> Any:
         config = transformers.AutoConfig.from_pretrained(location.path_or_id, **location.options)
         classes = [getattr(transformers, kind, None) for kind in getattr(config, "architectures", None) or ()]
         kind: Any = next((kind for kind in classes if kind is not None), transformers.AutoModel)
-        return kind.from_pretrained(location.path_or_id, dtype="auto", weights_only=True, **location.options).eval()
+        options = {"dtype": "auto", "weights_only": True, **EAGER, **location.options}
+        return kind.from_pretrained(location.path_or_id, **options).eval()
 
 
 def _shortened(model: nn.Module, layers: Collection[int], family: str | Family | None) -> Any:
@@ -51,32 +53,54 @@ def _shortened(model: nn.Module, layers: Collection[int], family: str | Family |
     kind = family_of(getattr(short.config, "model_type", None), family, lambda: short)
     core = kind.core(short)
     blocks = kind.blocks(core)
-    depth, left = len(blocks), [block for layer, block in enumerate(blocks, 1) if layer not in layers]
+    depth, kept = len(blocks), [index for index in range(len(blocks)) if index + 1 not in layers]
+    left = [blocks[index] for index in kept]
     if kind.side == "decoder" or not left:
         what = "of a decoder beside its encoder" if left else "of a model that would keep none"
         raise SourceError(f"layers {what} cannot be taken out here: {SAVE}", subject="layers")
     if len(dict.fromkeys(blocks)) == depth:
-        path, _, leaf = str(getattr(kind, "stack", "")).rpartition(".")
-        parent = attrgetter(path)(core) if path else core
         _inherit(blocks[0], left[0])
-        setattr(parent, leaf, nn.ModuleList(left))
+        for stack in [part for part in core.modules() if isinstance(part, nn.ModuleList) and [*part] == blocks]:
+            stack._modules = {str(index): block for index, block in enumerate(left)}
     elif len(dict.fromkeys(blocks)) > 1:
         raise SourceError(f"layers that share weights in groups cannot be taken out: {SAVE}", subject="layers")
     for config in {id(config): config for config in (core.config, short.config)}.values():
         if getattr(config, "num_hidden_layers", None) == depth:
-            config.num_hidden_layers = len(left)
-            kinds = getattr(config, "layer_types", None)
-            if kinds is not None and len(kinds) == depth:
-                config.layer_types = [kind for layer, kind in enumerate(kinds, 1) if layer not in layers]
+            _describe(config, depth, kept)
+    if (contacts := getattr(core, "contact_head", None)) is not None:  # ESM's reads the attention of every layer
+        weight = contacts.regression.weight.detach()
+        contacts.regression.weight = nn.Parameter(weight.view(1, depth, -1)[:, kept].flatten(1))
     return short
 
 
+def _describe(config: Any, depth: int, kept: list[int]) -> None:
+    """Make a config of `depth` layers say that only those of the indices `kept` are left, with what it says of each."""
+    config.num_hidden_layers = len(kept)
+    for name in PER_LAYER:
+        said = getattr(config, name, None)
+        if said is not None and len(said) == depth:
+            setattr(config, name, [said[index] for index in kept])
+    if hasattr(config, "attention_types"):  # GPT-Neo's, which `attention_layers` writes out
+        config.attention_types = [[[kind], 1] for kind in config.attention_layers]
+    if hasattr(config, "decoder_sparse_step"):  # Qwen's: layers at every such step have experts, but for some
+        step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
+        config.mlp_only_layers = [new for new, old in enumerate(kept) if old in dense or (old + 1) % step]
+        config.decoder_sparse_step = 1
+    if getattr(config, "first_k_dense_replace", None):  # DeepSeek's
+        config.first_k_dense_replace = sum(index < config.first_k_dense_replace for index in kept)
+    if hasattr(config, "stage_names"):  # DINO's, of which a backbone gives the last
+        config.stage_names = config.stage_names[: len(kept) + 1]
+        config.out_features = config.stage_names[-1:]
+
+
 def _inherit(first: nn.Module, new_first: nn.Module) -> None:
-    """Give what the first block keeps for all, as T5 its table of position biases, to the block that is first now."""
-    has = dict(new_first.named_modules())
-    for path, module in first.named_modules():
+    """Give what the first block keeps for all, as T5 its table of position biases, to the block that is first now.
+
+    Parts of another kind (an MLP where the first has experts) stay as they are."""
+    had, has = dict(first.named_modules()), dict(new_first.named_modules())
+    for path, module in had.items():
         parent, _, leaf = path.rpartition(".")
-        if path not in has and parent in has:
+        if path not in has and type(has.get(parent)) is type(had[parent]):
             setattr(has[parent], leaf, module)
 
 
