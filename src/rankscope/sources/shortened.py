@@ -1,12 +1,14 @@
 """A model of transformers with layers taken out, task head, tokenizer and all, as a folder that transformers loads.
 
 The order: `original` reads the model of a checkpoint in the dtype of its files, with the head for its task;
-`_shortened` deletes blocks from a copy of a model and says so in its config; `write_shortened` writes it, loads what
-was written (which checks parity), and holds it against the network without these layers, tensor by tensor: a config
-that would rebuild other layers is refused, and nothing is left behind.
+`_shortened` deletes blocks from a copy of a model and says so in its config; `write_shortened` writes it with what lay
+beside the weights (`_copy_beside`), loads what was written (which checks parity), and holds it against the network
+without these layers, tensor by tensor: a config that would rebuild other layers is refused, and nothing is left behind.
 """
 
 import copy
+import json
+import shutil
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
@@ -19,10 +21,14 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError
 from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.checkpoint import EAGER, clear_errors, locate, quiet
+from rankscope.sources.checkpoint import EAGER, CheckpointLocation, clear_errors, locate, quiet
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.load import load
+from rankscope.sources.streamed_checkpoint import ASKED
 
+MODULES = "modules.json"  # In which sentence-transformers lists what follows the network
+BESIDE = (MODULES, "config_sentence_transformers.json", "sentence_*_config.json", "*processor_config.json")
+"""Files beside the weights that say how a model is used."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "attention_layers", "no_rope_layers")
 """Fields of configs that say something of each layer."""
 SAVE = "net.without(layers=...).save(folder) writes the network as it is"  # Where no model of transformers holds it
@@ -104,8 +110,46 @@ def _inherit(first: nn.Module, new_first: nn.Module) -> None:
             setattr(has[parent], leaf, module)
 
 
+def _copy_beside(location: CheckpointLocation, folder: Path) -> None:
+    """Copy what lies beside a checkpoint's weights and says how the model is used: how images become its input and, of
+    sentence-transformers, prompts and the modules after the network (pooling, normalisation). Files that the folder
+    has stay as they are; the README is not copied, since it describes the whole model."""
+
+    def fetched(names: list[str]) -> Path:
+        if location.local:
+            return Path(location.path_or_id)
+        from huggingface_hub import snapshot_download
+
+        asked = {name: value for name, value in location.options.items() if name in ASKED}
+        return Path(snapshot_download(location.path_or_id, allow_patterns=names, **asked))
+
+    names = [*BESIDE]
+    source = fetched(names)
+    if (source / MODULES).is_file():
+        try:
+            listed = [Path(module["path"]) for module in json.loads((source / MODULES).read_text(encoding="utf-8"))]
+        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
+            message = f"{MODULES} of {location.name} must list modules with their paths; it does not ({error})"
+            raise FileError(f"{message}: copy it again", subject=MODULES) from error
+        if outside := next((path for path in listed if path.is_absolute() or ".." in path.parts), None):
+            message = f"{MODULES} of {location.name} must name folders inside it; it names {outside}"
+            raise FileError(f"{message}: correct it", subject=MODULES)
+        names += [f"{path}/**/*" for path in listed if path.parts]
+        source = fetched([name.replace("**/", "") for name in names])
+    for path in sorted({path for name in names for path in source.glob(name) if path.is_file()}):
+        written = folder / path.relative_to(source)
+        if not written.exists():
+            written.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, written)
+
+
 def write_shortened(
-    model: nn.Module, net: Transformer, layers: Collection[int], folder: str | Path, tokenizer: Any = None
+    model: nn.Module,
+    net: Transformer,
+    layers: Collection[int],
+    folder: str | Path,
+    tokenizer: Any = None,
+    location: CheckpointLocation | None = None,
 ) -> Any:
     """Write a model without some of its layers into a folder that transformers and `load` read; return it as
     read from there.
@@ -116,6 +160,8 @@ def write_shortened(
         layers: The layers to take out, numbered from 1.
         folder: A folder that is new or empty.
         tokenizer: The tokenizer to write; that of the network's origin, if left out and there is one.
+        location: Where the whole model lies: what its folder says of its use (pooling, normalisation and prompts of
+            sentence-transformers; how images become its input) is copied.
 
     Raises:
         FileError: The folder holds something already, or cannot be written.
@@ -130,6 +176,9 @@ def write_shortened(
         short.save_pretrained(temporary)
         with suppress(AttributeError, RankscopeError):  # none came along
             (tokenizer or net.origin.tokenizer).save_pretrained(temporary)  # type: ignore[union-attr]
+        if location is not None:
+            with clear_errors(location):
+                _copy_beside(location, Path(temporary))
         try:
             again = load(temporary, family=family, stream=False)
         except SourceError as error:
