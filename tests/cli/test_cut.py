@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope.cli.inputs import random_weights_of
 from rankscope.sources import load
 from tests.cli.running import answered, printed, rankscope
 
@@ -89,3 +90,12 @@ def test_mistakes_are_sentences(gpt: Path, tmp_path: Path) -> None:
         assert done.code == 2 and words in done.err and done.err.count("\n") == 1, done.err
     drawn = rankscope("cut", "bert-tiny", *FEW, "-o", str(tmp_path / "new"))
     assert drawn.code == 2 and "random weights" in drawn.err and not (tmp_path / "new").exists()
+
+
+def test_random_weights_are_said_to_be_random() -> None:
+    """`gpt2` on the command line has random weights; of that name there is a trained model on the hub."""
+    said = " ".join(printed("cut", "bert-tiny", *FEW).split())
+    assert "bert-tiny: random weights (seed 0, init bert)." in said
+    assert answered("cut", "bert-tiny", *FEW)["origin"]["weights"] == "random"
+    (line,) = random_weights_of("gpt2", {"name": "gpt2", "weights": "random", "seed": 0, "init": "bert"})
+    assert line.endswith("the trained model is openai-community/gpt2.") and not random_weights_of("gpt2", {})

@@ -71,7 +71,7 @@ def compare(
         for title, side in zip(titles, sides, strict=True)
     ]
     saved = {side.thing: saved_profile(side.thing, side.title, task.metrics) for side in sides if side.model is None}
-    excerpts = read_inputs(text, *models) if models else []
+    excerpts = read_inputs(text, *models, quiet=results.silent) if models else []
     trained = replace(options, init=None, seed=None)
     nets = {
         model: network(model, options if model in random else trained, options.device, quiet=results.silent)
