@@ -99,3 +99,16 @@ def test_random_weights_are_said_to_be_random() -> None:
     assert answered("cut", "bert-tiny", *FEW)["origin"]["weights"] == "random"
     (line,) = random_weights_of("gpt2", {"name": "gpt2", "weights": "random", "seed": 0, "init": "bert"})
     assert line.endswith("the trained model is openai-community/gpt2.") and not random_weights_of("gpt2", {})
+
+
+def test_of_a_pooled_embedding_it_is_said_that_all_tokens_chose() -> None:
+    assert "pooled from them" in " ".join(printed("cut", "minilm", *FEW).split())
+    assert "pooled" not in printed("cut", "bert-tiny", *FEW)
+
+
+def test_a_pooled_embedding_is_written_whole(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    printed("cut", "minilm", "--keep", "0.5", *FEW, "-o", "small", cwd=tmp_path)
+    embeddings = SentenceTransformer(str(tmp_path / "small"), device="cpu").encode(["Call me Ishmael."])
+    assert abs(float((embeddings**2).sum()) - 1) < 1e-5  # normalised, as by the whole model

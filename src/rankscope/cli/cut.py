@@ -49,7 +49,7 @@ def cut(
     from rankscope.depths import cut as cut_network
     from rankscope.depths.losses import next_token_loss
     from rankscope.sources.load import is_drawn
-    from rankscope.sources.shortened import original
+    from rankscope.sources.shortened import MODULES, original
 
     excerpts = read_inputs(text, model, quiet=printing.silent)
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -85,6 +85,11 @@ def cut(
         console().print(scores_table(cut_made))
     size = "" if sizes is None else f"; {sizes[0]:,} weights became {sizes[1]:,} ({100 * sizes[1] / sizes[0]:.0f} %)"
     say(f"{Path(model).name} {cut_made.sentence}{size}.", *random_weights_of(model, origin))
+    folders = [] if full_model is None else [Path(full_model.name_or_path), *([output] if output else [])]
+    if cut_made.layers and any((folder / MODULES).is_file() for folder in folders):
+        say(
+            f"By outputs of all tokens: what is pooled from them, as {MODULES} says, may keep more or less. Compare it."
+        )
     if output is not None:
         say_where("Model", output)
 
