@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cards import counted
-from rankscope.cli.names import say_hub
+from rankscope.cli.names import say_hub, write_aside
 from rankscope.cli.options import NetworkOptions, TextOptions
 from rankscope.errors import ArchitectureError, FileError, MetricError, RankscopeError, SourceError, TokensError, one_of
 from rankscope.shipped import held_out_images, shipped_model
@@ -123,17 +123,15 @@ def read_excerpts(options: TextOptions, quiet: bool) -> list[str]:
 
 def _say_rest(stream: "Excerpts", read: int) -> None:
     """Say how many excerpts of a text were read of how many, if there are more."""
-    from rankscope.cli.show import complain
-
     if stream.bytes_total is None:  # stdin may never end
-        complain(f"read the first {counted(read, 'excerpt')}; --samples N reads N")
+        write_aside(f"rankscope: read the first {counted(read, 'excerpt')}; --samples N reads N")
         return
     rest = 0
     with suppress(RankscopeError):  # of what is not read nobody needs to know what is wrong
         rest = sum(1 for _ in islice(stream, COUNTED))
     if rest:
         all_of_them = f"{read + rest}" if rest < COUNTED else f"more than {read + rest}"
-        complain(f"read the first {read} of {all_of_them} excerpts of {stream.path}; --samples N reads N")
+        write_aside(f"rankscope: read the first {read} of {all_of_them} excerpts of {stream.path}; --samples N reads N")
 
 
 def read_inputs(options: TextOptions, *models: str, quiet: bool) -> "list[str] | Tensor":
