@@ -1,12 +1,14 @@
 """`rankscope compare`: depths, widths and runs side by side, and a verdict that follows from the numbers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from rankscope import Profile, fresh, measure
+from rankscope import Profile, Transformer, fresh, measure
 from rankscope.cli.compare import Side
 from rankscope.cli.compare_training import unique_titles
 from rankscope.explorer.network_cache import NetworkCache
@@ -114,3 +116,41 @@ def test_random_weights_are_said_wherever_a_network_is_named() -> None:
         "minilm": False, "gpt2": True, "random": False
     }  # fmt: skip
     assert "random weights" not in rankscope("measure", "minilm", "--tokens", "8", "--samples", "1", *one).out
+
+
+def test_hidden_states_of_checkpoints_of_one_shape_are_compared(tmp_path: Path) -> None:
+    """Two networks of nearly one curve are not alike: by how much their outputs differ is said."""
+    one, other = fresh("bert-tiny", seed=0), fresh("bert-tiny", seed=0)
+    moved = {name: x + x.std() * torch.randn_like(x) if "mlp" in name and x.ndim > 1 else x
+             for name, x in other.state().items()}  # fmt: skip
+    other = replace(Transformer.from_weights(other.arch, moved), origin=other.origin)
+    one.save(tmp_path / "one")
+    other.save(tmp_path / "other")
+    asked = ["compare", str(tmp_path / "one"), str(tmp_path / "other"), *SHORT]
+    X, padding = one.encode(bundled_excerpts(8)[:2], 8)
+    Y, Z = (net.run(X, padding).output[~padding[..., None].expand_as(X)].view(2, 8, -1) for net in (one, other))
+    expected = sum(float(((z - y) ** 2).sum() / (y**2).sum()) ** 0.5 for y, z in zip(Y, Z, strict=True)) / 2
+    told = json.loads(rankscope(*asked, "--json").out)
+    (difference,) = told["hidden_states"]
+    assert (difference["name"], difference["other"]) == ("other", "one") and expected > 0.05
+    assert difference["relative"] == pytest.approx(expected, rel=1e-9)
+    said = " ".join(rankscope(*asked).out.split())
+    assert f"those of other from those of one by {100 * expected:.3g} %" in said
+    of_variants = json.loads(rankscope("compare", "bert-tiny", "bert-tiny:san", *SHORT, "--json").out)
+    assert of_variants["hidden_states"] == []
+    assert "not what they hold" in " ".join(rankscope("compare", "bert-tiny", "bert-tiny:san", *SHORT).out.split())
+
+
+def test_an_order_that_the_texts_do_not_decide_is_said(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        fresh("bert-tiny", seed=seed).save(tmp_path / str(seed))
+    asked = ["compare", str(tmp_path / "0"), str(tmp_path / "1"), "bert-tiny:san", "--tokens", "8", "--json"]
+    told = json.loads(rankscope(*asked, "--samples", "4").out)
+    ends = {name: np.log10([row["value"] for row in told["table"] if row["metric"] == "relative_residual"
+                            and row["variant"] == name and row["layer"] == 2]) for name in ("0", "1")}  # fmt: skip
+    difference = ends["0"] - ends["1"]
+    assert len(difference) == 4
+    tied = abs(difference.mean()) <= np.std(difference, ddof=1)
+    assert bool(tied) == bool(told["undecided"] and "between" in told["undecided"])
+    assert "san" not in (told["undecided"] or "")  # whose tokens are 10^9 times as close
+    assert "of one text" in json.loads(rankscope(*asked, "--samples", "1").out)["undecided"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope.cli.inputs import random_weights_of
 from rankscope.sources import load
 from tests.cli.running import answered, printed, rankscope
 
@@ -89,3 +90,25 @@ def test_mistakes_are_sentences(gpt: Path, tmp_path: Path) -> None:
         assert done.code == 2 and words in done.err and done.err.count("\n") == 1, done.err
     drawn = rankscope("cut", "bert-tiny", *FEW, "-o", str(tmp_path / "new"))
     assert drawn.code == 2 and "random weights" in drawn.err and not (tmp_path / "new").exists()
+
+
+def test_random_weights_are_said_to_be_random() -> None:
+    """`gpt2` on the command line has random weights; of that name there is a trained model on the hub."""
+    said = " ".join(printed("cut", "bert-tiny", *FEW).split())
+    assert "bert-tiny: random weights (seed 0, init bert)." in said
+    assert answered("cut", "bert-tiny", *FEW)["origin"]["weights"] == "random"
+    (line,) = random_weights_of("gpt2", {"name": "gpt2", "weights": "random", "seed": 0, "init": "bert"})
+    assert line.endswith("the trained model is openai-community/gpt2.") and not random_weights_of("gpt2", {})
+
+
+def test_of_a_pooled_embedding_it_is_said_that_all_tokens_chose() -> None:
+    assert "pooled from them" in " ".join(printed("cut", "minilm", *FEW).split())
+    assert "pooled" not in printed("cut", "bert-tiny", *FEW)
+
+
+def test_a_pooled_embedding_is_written_whole(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    printed("cut", "minilm", "--keep", "0.5", *FEW, "-o", "small", cwd=tmp_path)
+    embeddings = SentenceTransformer(str(tmp_path / "small"), device="cpu").encode(["Call me Ishmael."])
+    assert abs(float((embeddings**2).sum()) - 1) < 1e-5  # normalised, as by the whole model

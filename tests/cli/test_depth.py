@@ -57,3 +57,16 @@ def test_a_folder_of_another_network_is_refused(tmp_path: Path) -> None:
     printed("depth", *SMALL, "--no-heads", "-o", "run", cwd=tmp_path)
     done = rankscope("measure", "bert-mini", *SMALL[1:], "-o", "run", cwd=tmp_path)
     assert done.code == 2 and "another folder" in done.err
+
+
+@pytest.mark.parametrize("command", [("depth", "--no-heads"), ("cut",), ("paths",), ("bounds",), ("compare",)])
+def test_of_a_longer_text_it_is_said_how_many_excerpts_were_read(command: tuple[str, ...], tmp_path: Path) -> None:
+    name, *options = command
+    things = ["bert-tiny", "bert-tiny:san"] if name == "compare" else ["bert-tiny"]
+    notes = tmp_path / "notes.txt"
+    notes.write_text("\n\n".join(f"the whale was in the sea for day {day}" for day in range(6)))
+    asked = (name, *things, *options, "--tokens", "8", "--text", str(notes))
+    done = rankscope(*asked, "--samples", "3")
+    assert done.code == 0 and f"read the first 3 of 6 excerpts of {notes}" in done.err
+    assert "excerpts of" not in rankscope(*asked, "--samples", "6").err
+    assert "excerpts of" not in rankscope(*asked, "--samples", "3", "--quiet").err

@@ -1,5 +1,6 @@
 """`rankscope measure`: the table, the numbers and the run folder."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,3 +121,24 @@ def test_what_takes_long_is_announced_before_it_starts(
     measure_all({"transformer": (net, X, padding)}, MeasureTask(["mu"]), quiet=quiet)
     expected = "" if quiet else "rankscope: this will take about 0 seconds by estimate\n"
     assert capsys.readouterr().err == expected
+
+
+def test_few_excerpts_of_a_text_can_be_confirmed(tmp_path: Path) -> None:
+    lines = tmp_path / "notes.txt"
+    lines.write_text("\n\n".join(f"the whale was in the sea for day {day}" for day in range(8)))
+    asked = ("measure", "bert-tiny", "--variants", "san", "--tokens", "8", "--text", str(lines), "--confirm")
+    done = rankscope(*asked)
+    assert done.code == 0, done.err
+    assert "read the first 4 of 8 excerpts" in done.err
+    told = json.loads(rankscope(*asked, "--samples", "8", "--json").out)
+    assert told["manifest"]["samples"] == 8
+    refused = rankscope(*asked, "--on", "ray")
+    assert refused.code == 2 and "--confirm" in refused.err
+
+
+def test_a_text_longer_than_the_model_takes_says_the_option(tmp_path: Path) -> None:
+    arch = Architecture(layers=1, width=8, heads=2, length=6, positions="absolute")
+    (tmp_path / "short.json").write_text(json.dumps(arch.to_dict()))
+    refused = rankscope("measure", str(tmp_path / "short.json"), "--samples", "1", "--variants", "san")
+    assert refused.code == 2 and "--tokens 6" in refused.err
+    assert rankscope("measure", str(tmp_path / "short.json"), "--tokens", "6", "--variants", "san").code == 0

@@ -16,7 +16,9 @@ import rankscope
 from rankscope import Architecture, DepthCard, Transformer, depth, fresh, load
 from rankscope.depths import removals
 from rankscope.depths.criteria import Sample, set_shares
+from rankscope.depths.figures import caption
 from rankscope.errors import ArchitectureError, FileError
+from rankscope.figures.page import page_figure
 from rankscope.paths import decompose
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
@@ -346,3 +348,26 @@ def test_progress_ends_where_it_said_it_would() -> None:
     told: list[tuple[int, int]] = []
     depth(fresh(Architecture(**SIZE)), normal(1, 6, 16), progress=lambda done, all: told.append((done, all)))
     assert told[-1][0] == told[-1][1] and [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_the_figure_says_what_is_in_it_and_no_more(heads: bool) -> None:
+    """A caption for each panel that is there; one colour for one name; numbers where squares have room for them."""
+    for arch, numbered in ((Architecture(**SIZE), True), (Architecture(layers=6, width=48, heads=12), False)):
+        card = depth(fresh(arch), normal(1, 6, arch.width), heads=heads)
+        said = caption(card.chart)
+        assert ("without each head" in said) == heads and ("through each head" in said) != heads
+        names: dict[str, set[str]] = {}
+        for panel in card.chart.panels:
+            for mark in panel.marks:
+                if getattr(mark, "name", None):
+                    names.setdefault(mark.colour, set()).add(mark.name)
+        assert len(names) == 5 and all(len(same) == 1 for same in names.values())
+        (cells,) = card.chart.panels[-1].marks
+        assert cells.numbers == numbered
+
+
+def test_a_page_has_one_entry_of_its_legend_for_each_colour() -> None:
+    drawn = page_figure(depth(fresh(Architecture(**SIZE)), normal(1, 6, 16), heads=False).chart)["data"]
+    entries = [trace["name"] for trace in drawn if trace.get("showlegend") and trace.get("name")]
+    assert sorted(entries) == ["MLP", "attention", "the layer", "the output", "what tells tokens apart"]

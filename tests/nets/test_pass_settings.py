@@ -7,6 +7,7 @@ import torch
 from rankscope.errors import TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout, training_states
+from rankscope.nets.pass_settings import PassSettings
 from tests.builders import awake, normal
 from tests.raising import raises
 
@@ -77,3 +78,14 @@ def test_descriptions_come_back() -> None:
         assert Architecture.from_dict(arch.to_dict()) == arch == eval(repr(arch))
     assert Architecture(**LATENT).replace(head_width=4).value_width == 3
     assert Architecture(layers=1, width=8, heads=2).replace(heads=4).value_width == 2
+
+
+def test_masks_that_were_made_before_are_taken_and_none_is_made_without_whole_ones() -> None:
+    arch = Architecture(layers=1, width=8, heads=2, mask="causal")
+    net, X = Transformer.random(arch), normal(1, 4, 8)
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    before = {"causal": torch.zeros(1, 1, 4, 4, dtype=torch.bool)}
+    assert PassSettings.of(arch, net.weights, X, valid, seen=before).visible is before
+    assert PassSettings.of(arch, net.weights, X, valid, whole_masks=False).visible == {}
+    made = PassSettings.of(arch, net.weights, X, valid).visible
+    assert torch.equal(made["causal"].expand(1, 1, 4, 4)[0, 0], torch.ones(4, 4).tril().bool())

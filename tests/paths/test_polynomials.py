@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
-from rankscope.paths.frozen import freeze
+from rankscope.paths.frozen import freeze, frozen_pass
 from rankscope.paths.polynomials import PIECE, length_terms
 from tests.paths.enumeration import CASES, both, close, network, sums, tokens
 
@@ -115,3 +115,21 @@ def test_sums_from_the_embedding_and_from_biases_are_linearly_independent(layers
     sums_by_length = torch.cat(length_terms(freeze(net, X))).flatten(1)
     unit = sums_by_length / sums_by_length.norm(dim=1, keepdim=True)
     assert torch.linalg.svdvals(unit).min() > 1e-6
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_with_gradients_the_sums_are_those_without(biased: bool) -> None:
+    """Networks that train on their paths have rules of their own; both must add up to the output."""
+    net = Transformer.random(Architecture(layers=3, width=8, heads=2, mlp_width=12, norm_place="pre"), init="xavier")
+    net = with_random_biases(net) if biased else net
+    X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        without = freeze(net, X)
+        expected = length_terms(without)
+    with torch.enable_grad():
+        recorded = frozen_pass(net, X)
+    assert recorded.gradients and not without.gradients
+    for found, sums_by_length in zip(length_terms(recorded), expected, strict=True):
+        torch.testing.assert_close(found, sums_by_length, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(sum(length_terms(recorded)).sum(0), net.run(X).output, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(length_terms(recorded, biases=False)[0], expected[0], rtol=1e-11, atol=1e-12)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.profiles.verdict import UNIFORM, disagreement, ending, listing, sentence
+from rankscope.profiles.verdict import UNIFORM, disagreement, ending, listing, sentence, undecided
 from rankscope.profiles.views import CurveView
 
 NAN = math.nan
@@ -116,3 +116,19 @@ def test_what_is_too_near_or_of_attention_or_of_others_is_no_disagreement() -> N
     assert disagreement({"relative_mu": {"a": -1.0, "b": -2.0}, "entropy": {"a": 0.0, "b": 1.0}}) == ""
     assert disagreement({"relative_mu": {"a": -1.0, "b": -2.0}, "mu": {"a": 0.0, "c": 1.0}}) == ""
     assert disagreement({}) == ""
+
+
+def test_the_order_of_networks_is_decided_beyond_the_spread_over_texts() -> None:
+    a, b = np.array([-1.0, -2.0, -3.0]), np.array([-1.1, -2.1, -3.1])
+    assert not undecided({"a": a, "b": b}, paired=True)  # on each text a tenth lower
+    assert "between a and b" in undecided({"b": b, "a": a}, paired=False)  # of texts of their own
+    c, d = np.array([-5.0, -5.3, -5.1]), np.array([-5.1, -5.0, -5.3])
+    said = undecided({"a": a, "c": c, "d": d}, paired=True)
+    assert "between c and d" in said or "between d and c" in said
+    assert "a and" not in said.partition("between ")[2].partition(":")[0]
+    assert not undecided({"a": a}, paired=True) and not undecided({"a": a, "b": b * np.nan}, paired=True)
+    assert not undecided({"a": a, "b": np.array([-np.inf] * 3)}, paired=True)
+    assert "one text" in undecided({"a": a[:1], "b": b[:1]}, paired=True)
+    # Exactly the spread is not beyond it: differences 0 and 2 have mean 1 and standard deviation sqrt(2).
+    assert "between" in undecided({"a": np.array([0.0, 0.0]), "b": np.array([0.0, -2.0])}, paired=True)
+    assert not undecided({"a": np.array([0.0, 0.0]), "b": np.array([-1.0, -2.0])}, paired=True)

@@ -9,6 +9,7 @@ import torch
 from rankscope import decompose
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.parts import pieces
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows
 from tests.raising import raises
@@ -119,3 +120,18 @@ def test_saved_and_read_back(name: str) -> None:
     net = stirred(small(norm_place="pre").with_remedy(name))
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
+def test_covariances_are_those_of_weighted_tokens(name: str) -> None:
+    """`E (f x_t) (f x_s)`, written out for the tokens of a sample."""
+    net, X = stirred(small(norm_place="pre").with_remedy(name)), normal(1, 5, 4)
+    parts: list[Any] = [part for part in pieces(net.arch.parts) if part.place != "cross"]
+    for block in net.blocks:
+        for part in parts:
+            factor = float(part.factor(block))
+            covariance = torch.stack([torch.stack([(x * y).mean() for y in X[0]]) for x in X[0]])
+            weighted = torch.stack([torch.stack([(factor * x * factor * y).mean() for y in X[0]]) for x in X[0]])
+            found = part.mean_field(covariance, block, None, None)
+            torch.testing.assert_close(found, weighted, rtol=1e-12, atol=1e-15)
+    assert any(abs(float(part.factor(net.blocks[1]))) not in (0.0, 1.0) for part in parts)

@@ -7,7 +7,9 @@ import torch
 
 from rankscope import decompose
 from rankscope.errors import ArchitectureError, PathError
+from rankscope.forecasts.mean_field import MeanField
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.pass_settings import PassSettings
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows, sigmoid
 from tests.deviation.reference import times as multiplied
@@ -88,3 +90,21 @@ def test_saved_and_read_back(name: str) -> None:
     net = small().with_remedy(name)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+
+
+def test_covariances_are_those_of_gated_outputs() -> None:
+    """`E (g_t y_t) (g_s y_s) = E[y_t y_s] E[g_t g_s]`, by drawing gates and outputs."""
+    net = woken(small(norm_place="pre").with_remedy("headgate"))
+    block, (part,) = net.blocks[0], net.arch.parts
+    root = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [-0.3, 0.2, 0.9]], dtype=torch.float64)
+    inside, heads = (root @ root.mT)[None], (root.mT @ root + 1.0)[None, None, None]
+    settings = PassSettings.of(net.arch, net.weights, normal(1, 3, 4), torch.ones(1, 3, dtype=torch.bool))
+    found = part.mean_field(heads, block, MeanField(net, settings, 1, torch.Generator()), inside)
+    w = block.weights.parts["headgate"]
+    logits = float(w["weight"].square().sum(0).mean()) * inside[0] + float(w["bias"].square().mean())
+    drawn = torch.distributions.MultivariateNormal(torch.zeros(3, dtype=torch.float64), logits)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        gates = drawn.sample((200_000,)).sigmoid()
+    expected = heads[0, 0, 0] * (gates[:, :, None] * gates[:, None, :]).mean(0)
+    torch.testing.assert_close(found[0, 0, 0], expected, rtol=0.02, atol=0.01)

@@ -55,7 +55,7 @@ def bounds(
     theorem_names = None if theory.theorems is None else split_names("theorems", theory.theorems)
     theorems_named(theorem_names)
     opt.require_positive(threshold=theory.threshold, scale=theory.scale)
-    excerpts = read_inputs(text, options.model)
+    excerpts = read_inputs(text, options.model, quiet=results.silent)
     store = open_store(results.output)
     net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
     require_same_network(store, "bounds", {options.variant: net}, manifest_fields(net, options.model))

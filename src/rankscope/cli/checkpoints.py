@@ -86,7 +86,7 @@ def checkpoints(
     metrics = MeasureTask.parse(options.metrics).metrics
     saved = checkpoints_in(directory)
     require_report("a report of checkpoints", "transformers")
-    excerpts = read_inputs(text, str(directory))
+    excerpts = read_inputs(text, str(directory), quiet=printing.silent)
     shipped = shipped_model(str(directory))
     name = shipped or directory.resolve().name
     output = Path("runs") / name if output is None else output

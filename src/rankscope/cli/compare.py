@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.compare_training import compare_trainings, is_training, unique_titles
@@ -14,6 +14,7 @@ from rankscope.cli.show import show_run
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
 if TYPE_CHECKING:
+    from rankscope.nets import Encoded, Transformer
     from rankscope.profiles import Profile
 
 
@@ -52,7 +53,7 @@ def compare(
         named = None if measured.metrics == opt.DEFAULT_METRICS else measured.metrics
         return compare_trainings(things, named, results)
     from rankscope.metrics import is_share
-    from rankscope.profiles.verdict import disagreement, ends_of, listing
+    from rankscope.profiles.verdict import disagreement, ends_of, listing, undecided
     from rankscope.report import write_run_directory
 
     task, threshold = MeasureTask.parse(measured.metrics, measured.arithmetic), measured.threshold
@@ -71,7 +72,7 @@ def compare(
         for title, side in zip(titles, sides, strict=True)
     ]
     saved = {side.thing: saved_profile(side.thing, side.title, task.metrics) for side in sides if side.model is None}
-    excerpts = read_inputs(text, *models) if models else []
+    excerpts = read_inputs(text, *models, quiet=results.silent) if models else []
     trained = replace(options, init=None, seed=None)
     nets = {
         model: network(model, options if model in random else trained, options.device, quiet=results.silent)
@@ -94,7 +95,17 @@ def compare(
     profile = with_manifest(profile, command=command_line(), compared=compared, origins=origins, **read)
     curves = profile.views(metric)
     differ = disagreement(ends_of({name: profile.views(name) for name in profile.metrics}))
-    sentences = [listing(curves, threshold), *([differ] if differ else [])]
+    ends = {
+        curve.name: profile.curve(metric, "log10", variant=curve.variant, arithmetic=curve.arithmetic)[:, -1].numpy()
+        for curve in curves
+        if curve.floor_from is None
+    }
+    ends = {name: values.reshape(len(values), -1).mean(1) for name, values in ends.items()}
+    tied = undecided(ends, paired=not saved)
+    states = (
+        [] if profile.manifest.stopped is not None else state_differences(sides, nets, encoded, excerpts, text.tokens)
+    )
+    sentences = [listing(curves, threshold), *filter(None, (tied, differ, states_sentence(states)))]
     written = None if store is None else write_run_directory(profile, store, " · ".join(compared), entry="compare")
     lines = [
         {
@@ -107,7 +118,10 @@ def compare(
         }
         for curve in curves
     ]
-    more = {"lines": lines, "verdict": sentences[0], "disagreement": differ or None}
+    more = {
+        "lines": lines, "verdict": sentences[0], "undecided": tied or None, "disagreement": differ or None,
+        "hidden_states": [difference._asdict() for difference in states],
+    }  # fmt: skip
     if saved and models and not results.quiet:
         sentences.append("Runs keep the text that they were measured on.")
     show_run(profile, metric, sentences, written, results, threshold, more)
@@ -149,6 +163,52 @@ class Side(NamedTuple):
             )
         model = model_named(model)
         return cls(thing, model, variant, f"{_last(model)}:{variant}")
+
+
+class StateDifference(NamedTuple):
+    """How far the hidden states of a network are from those of another of its shape on the same tokens, at the last
+    layer: `||Y' - Y|| / ||Y||`, mean over texts."""
+
+    name: str  # Of Y'
+    other: str  # Of Y
+    relative: float
+
+
+def state_differences(
+    sides: list[Side], nets: "dict[str, Transformer]", encoded: "dict[str, Encoded]", excerpts: Any, tokens: int
+) -> list[StateDifference]:
+    """The hidden states of each model beside those of the first that has its variant, depth and width and reads the
+    same tokens; none of saved runs, which keep no hidden states."""
+    from rankscope.depths.criteria import Sample
+    from rankscope.depths.cut import fidelity_of
+
+    def of_shape(side: Side) -> Any:
+        net = nets[str(side.model)]
+        words = net.words(excerpts, tokens) if isinstance(excerpts, list) else "images"
+        return side.variant, net.arch.layers, net.arch.width, words
+
+    differences: list[StateDifference] = []
+    firsts: list[tuple[Any, Side, Any]] = []  # shape, side and output of the first of each shape
+    for side in sides:
+        if side.model is None:
+            continue
+        shape, net, sample = of_shape(side), nets[side.model].variant(side.variant), Sample(*encoded[side.model])
+        output = sample.output(net)
+        known = next((first for first in firsts if first[0] == shape and first[2].shape == output.shape), None)
+        if known is None:
+            firsts.append((shape, side, output))
+        else:
+            relative = fidelity_of(known[2], output, sample.valid()).relative_error
+            differences.append(StateDifference(side.title, known[1].title, relative))
+    return differences
+
+
+def states_sentence(differences: list[StateDifference]) -> str:
+    """What is compared and what is not, with the differences of hidden states that are known."""
+    beside = "; ".join(f"those of {name} from those of {other} by {100 * x:.3g} %" for name, other, x in differences)
+    if not beside:
+        return "Compared is how far tokens are apart, not what they hold: equal numbers do not make networks alike."
+    return f"Hidden states at the last layer differ, {beside} (mean over texts of |Y' - Y| / |Y|)."
 
 
 def _last(path: str) -> str:

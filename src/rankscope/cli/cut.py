@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, read_inputs
+from rankscope.cli.inputs import network, random_weights_of, read_inputs
 from rankscope.cli.show import console, machine, progress, say, say_where, titled
 from rankscope.errors import FileError, SourceError
 
@@ -48,9 +48,9 @@ def cut(
     from rankscope.depths import cut as cut_network
     from rankscope.depths.losses import next_token_loss
     from rankscope.sources.load import is_drawn
-    from rankscope.sources.shortened import original
+    from rankscope.sources.shortened import MODULES, original
 
-    excerpts = read_inputs(text, model)
+    excerpts = read_inputs(text, model, quiet=printing.silent)
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileError(f"{output} must be a new or empty folder; it holds something already", subject=str(output))
     if output is not None and is_drawn(model):
@@ -60,6 +60,7 @@ def cut(
     net = network(model, opt.NetworkOptions(), choice.device, quiet=printing.silent)
     full_model: Any = None if is_drawn(model) else original(model)
     encoded, loss = net.encode(excerpts, text.tokens), None
+    origin: dict[str, Any] = {} if net.origin is None else net.origin.described()
     if isinstance(excerpts, list) and by == "gradient" and full_model is not None and net.arch.mask == "causal":
         loss = next_token_loss(full_model, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
     with progress(printing.silent) as start:
@@ -72,7 +73,7 @@ def cut(
     if printing.as_json:
         return machine(
             {
-                "model": model, "by": by, "search": search, "keep": choice.keep, "seed": seed,
+                "model": model, "origin": origin, "by": by, "search": search, "keep": choice.keep, "seed": seed,
                 "layers": list(cut_made.layers), "left": cut_made.net.arch.layers, **cut_made.fidelity._asdict(),
                 "weights": sizes,
                 "loss": None if by != "gradient" else "random direction" if loss is None else "next token",
@@ -82,7 +83,12 @@ def cut(
     if not printing.silent and cut_made.layers:
         console().print(scores_table(cut_made))
     size = "" if sizes is None else f"; {sizes[0]:,} weights became {sizes[1]:,} ({100 * sizes[1] / sizes[0]:.0f} %)"
-    say(f"{Path(model).name} {cut_made.sentence}{size}.")
+    say(f"{Path(model).name} {cut_made.sentence}{size}.", *random_weights_of(model, origin))
+    folders = [] if full_model is None else [Path(full_model.name_or_path), *([output] if output else [])]
+    if cut_made.layers and any((folder / MODULES).is_file() for folder in folders):
+        say(
+            f"By outputs of all tokens: what is pooled from them, as {MODULES} says, may keep more or less. Compare it."
+        )
     if output is not None:
         say_where("Model", output)
 

@@ -48,7 +48,7 @@ def depth(
     from rankscope.depths import depth as card_of
     from rankscope.files import write_text
 
-    excerpts = read_inputs(text, options.model)
+    excerpts = read_inputs(text, options.model, quiet=results.silent)
     store = open_store(results.output)
     net = network(options.model, options, options.device, options.stream, results.silent)
     fields = manifest_fields(net, options.model)

@@ -2,12 +2,15 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli.names import say_hub
+from rankscope.cards import counted
+from rankscope.cli.names import say_hub, write_aside
 from rankscope.cli.options import NetworkOptions, TextOptions
 from rankscope.errors import ArchitectureError, FileError, MetricError, RankscopeError, SourceError, TokensError, one_of
 from rankscope.shipped import held_out_images, shipped_model
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 64
 """Characters of an excerpt that are read for each token: no vocabulary has words that long on average."""
+TRAINED = {"gpt2": "openai-community/gpt2", "t5-base": "google-t5/t5-base"}
+"""Names of sizes with random weights that are also names of trained models on the hub, with their other names there."""
+COUNTED = 1000  # Excerpts that are counted beyond those that are read
 BEGINNING = 90  # Characters of an excerpt by which the manifest names it
 
 
@@ -100,23 +106,41 @@ def bundled_text(samples: int, tokens: int) -> list[str]:
     return excerpts[:samples]
 
 
-def read_excerpts(options: TextOptions) -> list[str]:
-    """The first excerpts of the text that the options name, or of the bundled prose."""
+def read_excerpts(options: TextOptions, quiet: bool) -> list[str]:
+    """The first excerpts of the text that the options name, or of the bundled prose. Where the text has more, a line on
+    stderr says so, unless `quiet`."""
     samples = options.samples or 4
     if options.text is not None:
-        return list(islice(stream_excerpts(options), samples))
+        stream = stream_excerpts(options)
+        first = list(islice(stream, samples))
+        if not quiet:
+            _say_rest(stream, len(first))
+        return first
     if options.split != "auto" or options.field != "text":
         raise FileError("--split and --field must go with --text, which says what is to be read", subject="text")
     return bundled_text(samples, options.tokens)
 
 
-def read_inputs(options: TextOptions, *models: str) -> "list[str] | Tensor":
+def _say_rest(stream: "Excerpts", read: int) -> None:
+    """Say how many excerpts of a text were read of how many, if there are more."""
+    if stream.bytes_total is None:  # stdin may never end
+        write_aside(f"rankscope: read the first {counted(read, 'excerpt')}; --samples N reads N")
+        return
+    rest = 0
+    with suppress(RankscopeError):  # of what is not read nobody needs to know what is wrong
+        rest = sum(1 for _ in islice(stream, COUNTED))
+    if rest:
+        all_of_them = f"{read + rest}" if rest < COUNTED else f"more than {read + rest}"
+        write_aside(f"rankscope: read the first {read} of {all_of_them} excerpts of {stream.path}; --samples N reads N")
+
+
+def read_inputs(options: TextOptions, *models: str, quiet: bool) -> "list[str] | Tensor":
     """What models of these names read: the first excerpts of the text, or the first of the images that come with a
     shipped model of images."""
     held_out = {model: held_out_images(name) for model in models if (name := shipped_model(model))}
     seeing = {model: images for model, images in held_out.items() if images is not None}
     if not seeing:
-        return read_excerpts(options)
+        return read_excerpts(options, quiet)
     sees = f"{' and '.join(seeing)} must read images, which come with it"
     if options.text is not None:
         raise SourceError(f"{sees}; got --text {options.text}: leave it out", subject="text")
@@ -214,14 +238,17 @@ def title_of(net: "Transformer") -> str:
 
 def random_weights_lines(manifest: "Manifest") -> list[str]:
     """A line for each network whose weights are random: its numbers say nothing of a trained one."""
+    origins = manifest.more.get("origins") or {(manifest.origin or {}).get("name"): manifest.origin or {}}
+    return [line for name, origin in origins.items() for line in random_weights_of(str(name), origin)]
+
+
+def random_weights_of(name: str, origin: Mapping[str, Any]) -> list[str]:
+    """That line of one network, with the trained model of that name on the hub, if there is one; none if its weights
+    are not random."""
     from rankscope.nets.origin import weights_of
 
-    origins = manifest.more.get("origins") or {(manifest.origin or {}).get("name"): manifest.origin or {}}
-    return [
-        f"{Path(str(name)).name}: {weights_of(origin)}."
-        for name, origin in origins.items()
-        if origin.get("weights") == "random"
-    ]
+    trained = f"; the trained model is {TRAINED[name]}" if name in TRAINED else ""
+    return [f"{Path(name).name}: {weights_of(origin)}{trained}."] if origin.get("weights") == "random" else []
 
 
 def fallback_lines(profile: "Profile | Summary") -> list[str]:

@@ -113,5 +113,10 @@ def say_hub(model: str, quiet: bool) -> None:
     """Say on stderr that the hub is asked for a model that is not on this machine."""
     local = model in MODELS or shipped_model(model) or model.endswith(".json") or Path(model).exists()
     if not (local or quiet):
-        sys.stderr.write(CONTROLS.sub("", f"looking for {model} on the hub ...") + "\n")
-        sys.stderr.flush()
+        write_aside(f"looking for {model} on the hub ...")
+
+
+def write_aside(line: str) -> None:
+    """Write a line on stderr, less what would move a terminal's cursor."""
+    sys.stderr.write(CONTROLS.sub("", line) + "\n")
+    sys.stderr.flush()

@@ -41,7 +41,7 @@ def paths(
     """
     from rankscope.runs import manifest_of
 
-    excerpts = read_inputs(text, options.model)
+    excerpts = read_inputs(text, options.model, quiet=results.silent)
     store = open_store(results.output)
     net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
     require_same_network(store, "paths", {options.variant: net}, manifest_fields(net, options.model))

@@ -103,6 +103,9 @@ class Cut:
     def save(self, folder: str | Path, model: nn.Module | None = None) -> Any:
         """Write the smaller model into a new or empty folder that transformers loads, and return it.
 
+        Beside config, weights and tokenizer it holds what the folder of the whole model says of its use: pooling,
+        normalisation and prompts of sentence-transformers, and how images become input.
+
         Args:
             folder: Where to write.
             model: The whole model of transformers, with its head for a task; read again from where the network
@@ -112,6 +115,7 @@ class Cut:
             SourceError: The network did not come from a model of transformers, or heads were taken out, for which
                 configs have no words: `cut.net.save(folder)` writes the network itself.
         """
+        from rankscope.sources.checkpoint import locate
         from rankscope.sources.shortened import original, write_shortened
 
         origin: Any = self.original.origin
@@ -123,7 +127,8 @@ class Cut:
             message = "the network was loaded from a model in memory; save(folder, model) takes that model"
             raise SourceError(message, subject="model")
         full_model = original(origin.name, **_revision(origin)) if model is None else model
-        return write_shortened(full_model, self.original, self.layers, folder)
+        location = None if origin.weights == "given" else locate(origin.name, _revision(origin))
+        return write_shortened(full_model, self.original, self.layers, folder, location=location)
 
 
 def _revision(origin: Any) -> dict[str, Any]:

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 BARS = {
     "lost": ("the output", 0), "lost_residual": ("what tells tokens apart", 4),
-    "share": ("of the output", 0), "residual_share": ("of what tells tokens apart", 4),
+    "share": ("the output", 0), "residual_share": ("what tells tokens apart", 4),
 }  # fmt: skip
 """Columns that are drawn as bars: their names in the legend, and the numbers of their colours."""
-LINES = {"cosine_attention": "attention", "cosine_mlp": "MLP", "cosine": "the layer"}
+LINES = {"cosine_attention": ("attention", 1), "cosine_mlp": ("MLP", 2), "cosine": ("the layer", 3)}
+"""Columns that are drawn as lines: the same, in other colours."""
+NUMBERED = 8  # Heads in a row up to which each square of the map has room for its number
 ROW = 2  # Panels in a row
 SENTENCE_WIDTH = 115  # Characters of a line of the sentence above the figure
 
@@ -40,12 +42,12 @@ def depth_chart(layers: pl.DataFrame, heads: pl.DataFrame, sentence: str) -> fig
     across = fig.Axis("layer", last=last, range=(0.4, last + 0.6))
     panels = [
         fig.Panel(across, fig.Axis("change of the output", percent=True), _bars(layers, ("lost", "lost_residual")),
-                  "what changes without the layer"),
+                  CHANGES),
     ]  # fmt: skip
     shares = _bars(layers, ("share", "residual_share"))
     if shares:
-        panels.append(fig.Panel(across, fig.Axis("share", percent=True), shares, "what passes through the layer"))
-    panels.append(fig.Panel(across, fig.Axis("cosine"), _lines(layers), "what the layer adds, along the stream"))
+        panels.append(fig.Panel(across, fig.Axis("", percent=True), shares, PASSES))
+    panels.append(fig.Panel(across, fig.Axis("cosine"), _lines(layers), ADDS))
     panels.append(_head_map(heads))
     return fig.Chart(
         panels,
@@ -65,7 +67,8 @@ def _bars(layers: pl.DataFrame, names: tuple[str, ...]) -> list[fig.Bars]:
             label, colour = BARS[name]
             numbers = layers["layer"].to_list()
             hover: list[fig.Hover] = [
-                (f"layer {layer}\n", f"{value:.1%}", f" {label}") for layer, value in zip(numbers, values, strict=True)
+                (f"layer {layer}\n", f"{value:.1%}", f" of {label}")
+                for layer, value in zip(numbers, values, strict=True)
             ]
             marks.append(fig.Bars(numbers, values, fig.line_colour(colour), label, hover))
     return marks
@@ -73,7 +76,7 @@ def _bars(layers: pl.DataFrame, names: tuple[str, ...]) -> list[fig.Bars]:
 
 def _lines(layers: pl.DataFrame) -> list[fig.Line]:
     numbers, marks = layers["layer"].to_list(), []
-    for index, (name, label) in enumerate(LINES.items()):
+    for name, (label, index) in LINES.items():
         values = layers[name].to_numpy()
         if np.isfinite(values).any():
             hover: list[fig.Hover] = [
@@ -86,12 +89,32 @@ def _lines(layers: pl.DataFrame) -> list[fig.Line]:
     return [zero, *marks]
 
 
+CHANGES, PASSES, ADDS = (
+    "what changes without the layer", "what passes through the layer", "what the layer adds, along the stream"
+)  # fmt: skip
 HEADS = {
     "lost": "what changes without the head",
     "share": "share of the output through the head",
     "entropy": "entropy of the head",
 }
 """Columns of heads that are drawn, the first that is known, and what each is."""
+CAPTIONS = {
+    CHANGES: "Changes are norms of the difference over that of the whole: of the output, and of its residual, "
+    "which tells tokens apart.",
+    PASSES: "A share may be negative: what passes through the layer subtracts.",
+    ADDS: "Cosines are of what attention, the MLP and the layer add with the stream that they add to, mean over "
+    "tokens.",
+    HEADS["lost"]: "In the map, the output changes so much without each head; grey: no more than rounding.",
+    HEADS["share"]: "In the map, that share of the output passes through each head: blue adds to it, orange takes away "
+    "from it. Heads were not taken out one by one.",
+    HEADS["entropy"]: "The map has the entropy of each head's attention, in nats. Heads were not taken out one by one.",
+}
+"""What is to be known of each panel, by its heading."""
+
+
+def caption(chart: fig.Chart) -> str:
+    """What stands under the figure in a report: a sentence for each of its panels."""
+    return " ".join(CAPTIONS[str(panel.heading)] for panel in chart.panels)
 
 
 def _head_map(heads: pl.DataFrame) -> fig.Panel:
@@ -106,7 +129,7 @@ def _head_map(heads: pl.DataFrame) -> fig.Panel:
     signed = column == "share"
     cells = fig.Heatmap(
         across, up, values, range=(-largest if signed else 0.0, largest), signed=signed, noise=noise,
-        numbers=values.size <= LABELLED,
+        numbers=len(across) <= NUMBERED and values.size <= LABELLED,
         hover=[[(f"layer {layer}, head {head}\n", f"{value:.3g}", "") for head, value in zip(across, row, strict=True)]
                for layer, row in zip(up, values, strict=True)],
     )  # fmt: skip

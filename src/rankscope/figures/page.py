@@ -110,7 +110,10 @@ def _traces(mark: Any, panel: fig.Panel, groups: set[str]) -> list[dict[str, Any
         clip = {"cliponaxis": False} if mark.marker == "ring" else {}  # also at the edge of a map
         return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False, **clip}]
     if isinstance(mark, fig.Bars):
-        named: dict[str, Any] = {"name": escaped(mark.name), "showlegend": bool(mark.name)}
+        group = f"{mark.name}, {mark.colour}"  # bars of one name and colour have one entry in the legend
+        named: dict[str, Any] = {"name": escaped(mark.name), "showlegend": bool(mark.name) and group not in groups}
+        named |= {"legendgroup": group} if mark.name else {}
+        groups.add(group)
         bar = {"type": "bar", "x": mark.x, "y": mark.heights, "textposition": "none", **_hover(mark.hover)}
         return [{**bar, **named, "marker": {"color": _colour(mark.colour)}}]
     if isinstance(mark, fig.Spans):
@@ -175,7 +178,7 @@ def _heatmap(mark: fig.Heatmap) -> list[dict[str, Any]]:
         low, high = (mark.powers.place([k])[0] or 0.0 for k in (low, high))
         values = np.array([mark.powers.place(row) for row in values], dtype=float)
     else:
-        bar["tickformat"] = ".1%" if mark.signed else ".2~g"
+        bar["tickformat"] = "~%" if mark.signed else ".2~g"
     scale = [[0.0, NEGATIVE], [0.5, "@paper"], [1.0, POSITIVE]] if mark.signed else _scale(VIRIDIS)
     noise = np.zeros(values.shape, bool) if mark.noise is None else mark.noise
     trace: dict[str, Any] = {
@@ -185,7 +188,7 @@ def _heatmap(mark: fig.Heatmap) -> list[dict[str, Any]]:
     }  # fmt: skip
     if mark.numbers:
         plain = "%{z:.2f}" if high >= 0.1 else "%{z:.3f}" if high >= 0.01 else "%{z:.0e}"
-        form = "%{z:+.1%}" if mark.signed else plain
+        form = plain if not mark.signed else "%{z:+.1%}" if high >= 0.01 else "%{z:+.2%}"
         trace |= {"xgap": 1, "ygap": 1, "texttemplate": form, "textfont": {"size": 10}}
     grey = {
         "type": "heatmap", "x": mark.x, "y": mark.y, "z": np.where(noise, 0.0, np.nan), "showscale": False,
@@ -227,7 +230,7 @@ def _axis(axis: fig.Axis) -> dict[str, Any]:
         layout |= {"nticks": 5, "tickangle": 0, "separatethousands": True}
     else:
         layout |= {"exponentformat": "power"}
-    layout |= {"tickformat": ".0%"} if axis.percent else {}
+    layout |= {"tickformat": "~%"} if axis.percent else {}
     layout |= {"rangemode": "tozero"} if axis.from_zero else {}
     layout |= {} if axis.range is None else {"range": axis.range}
     return layout if axis.grid else {**layout, "showgrid": False}

@@ -183,7 +183,7 @@ def _dress(axes: mpl.Axes, axis: fig.Axis, side: str) -> None:
     elif axis.steps:
         ruler.set_major_formatter(mpl.FuncFormatter(lambda step, _: f"{step:,.0f}"))
     elif axis.percent:
-        ruler.set_major_formatter(mpl.FuncFormatter(lambda share, _: f"{share:.0%}"))
+        ruler.set_major_formatter(mpl.FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
     if axis.range is not None:
         set_limits(*axis.range)
     elif axis.from_zero:

@@ -406,7 +406,8 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
 
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            subject, notes = AutoModel.from_config(subject), []  # type: ignore[no-untyped-call]
+            eager = {"attn_implementation": "eager"}  # a config may name a kernel, which would be fetched from the hub
+            subject, notes = AutoModel.from_config(subject, **eager), []  # type: ignore[no-untyped-call]
     if not isinstance(subject, nn.Module):
         raise ArchitectureError(
             "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory; got "

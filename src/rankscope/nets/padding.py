@@ -104,7 +104,8 @@ def check_tokens(arch: Architecture, like: Tensor, has_memory: bool, X: Tensor, 
         raise TokensError(sentence, subject="memory")
     limited = arch.positions == "absolute" or arch.linformer_rank is not None
     if limited and X.shape[1] > arch.length:
-        sentence = f"this network takes at most {arch.length} tokens; received {X.shape[1]}"
+        advice = f"cut the text to {arch.length}, as --tokens {arch.length} and net.encode(texts, {arch.length}) do"
+        sentence = f"this network takes at most {arch.length} tokens; received {X.shape[1]}: {advice}"
         raise TokensError(sentence, subject="length")
     if 0 < arch.rotary_reach < X.shape[1]:
         sentence = f"this network has rotary angles for {arch.rotary_reach} tokens; received {X.shape[1]}"

@@ -7,8 +7,9 @@ Called by the terminal, the report and the explorer, so that they cannot disagre
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
+import numpy as np
 import polars as pl
 
 from rankscope.figures.text import power
@@ -144,6 +145,40 @@ def _largest(curves: Sequence[CurveView]) -> str:
         note = f"At the last layer {curves[0].metric} is largest in {most} ({power(high)}) and smallest in "
         note += f"{least} ({power(low)})"
     return f"{note}.{broken}"
+
+
+def undecided(logs: Mapping[str, np.ndarray], paired: bool) -> str:
+    """A sentence on networks that follow each other in the order of a metric although the texts do not decide between
+    them; empty if there are none.
+
+    The order of two is decided if the difference of their means is larger than its standard deviation over texts.
+
+    Args:
+        logs: log10 of the metric at the last layer, for each text, by network.
+        paired: True if all networks read the same texts: then the difference is taken text by text.
+
+    >>> undecided({"a": np.array([-1.0, -1.2]), "b": np.array([-1.1, -1.0])}, paired=True)
+    'The 2 texts do not decide between a and b: they differ more from text to text than on the mean.'
+    """
+    known = {name: values for name, values in logs.items() if np.isfinite(values).all()}
+    ordered = sorted(known, key=lambda name: -float(known[name].mean()))
+    fewest = min(map(len, known.values()), default=0)
+    if len(ordered) < 2:
+        return ""
+    if fewest < 2:
+        return "This order is of one text, and may be another on the next."
+    pairs = []
+    for name_a, name_b in pairwise(ordered):
+        a, b = known[name_a], known[name_b]
+        same_texts = paired and len(a) == len(b)
+        spread = (a - b).std(ddof=1) if same_texts else math.hypot(a.std(ddof=1), b.std(ddof=1))
+        if a.mean() - b.mean() <= spread:
+            pairs.append(f"{name_a} and {name_b}")
+    if not pairs:
+        return ""
+    more = f", nor between {len(pairs) - NAMED} other pairs" if len(pairs) > NAMED else ""
+    named = ", nor between ".join(pairs[:NAMED]) + more
+    return f"The {fewest} texts do not decide between {named}: they differ more from text to text than on the mean."
 
 
 def agreement(table: pl.DataFrame, confirm: bool = False) -> list[str]:

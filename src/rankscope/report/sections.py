@@ -8,6 +8,7 @@ import polars as pl
 from rankscope.depths import DepthCard
 from rankscope.depths.card import ENTRY as DEPTH_ENTRY
 from rankscope.depths.card import TABLES as DEPTH_TABLES
+from rankscope.depths.figures import caption
 from rankscope.depths.tables import MARKS
 from rankscope.depths.views import norms_sentence
 from rankscope.metrics import direction_of, is_share, symbol_of
@@ -197,7 +198,7 @@ def depth_card(run: ReportedRun) -> DepthCard:
 
 def _depth(run: ReportedRun, _: pl.DataFrame) -> Section:
     card = depth_card(run)
-    plot = Plot("depth", [("", card.chart)], sentence("depth", "caption"))
+    plot = Plot("depth", [("", card.chart)], caption(card.chart))
     lead = f"{sentence('depth', 'lead')} {card.sentence} {norms_sentence(card.norms)}"
     tables = [depth_table(card.layers), effective_depth_table(card.effective_depths)]
     return Section("depth", "Which layers and heads the output needs", lead, [plot], tables)

@@ -162,11 +162,12 @@ def read(location: CheckpointLocation, family: str | Family | None, class_name: 
     return replace(checked(location, kind, model, report), notes=to_be_dequantised(config))
 
 
+EAGER: dict[str, Any] = {"attn_implementation": "eager"}
+"""What every model is built with: a config may name a kernel, which transformers would fetch from the hub and run."""
 SETTINGS: dict[str, Any] = {
-    "dtype": torch.float64, "attn_implementation": "eager", "weights_only": True, "output_loading_info": True,
-    "ignore_mismatched_sizes": True,
+    **EAGER, "dtype": torch.float64, "weights_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True,
 }  # fmt: skip
-"""What every model is read with: eager attention, since a config may name a kernel that is not installed."""
+"""What every model is read with."""
 
 
 def checked(location: CheckpointLocation, kind: Family, model: Any, report: dict[str, Any]) -> Checkpoint:
@@ -200,11 +201,14 @@ def to_be_dequantised(config: Any) -> tuple[str, ...]:
 
 def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterable[str]) -> None:
     """Weights of more layers than the config asks for must not be left out in silence, nor scales of
-    quantised ones. What is named like no part of the model, a head for some task, may be left out."""
-    weights = model.state_dict()
+    quantised ones. What is named like no part of the model, a head for some task, may be left out.
+
+    Files of a model with a head put the name of the base model before each weight (`bert.encoder.layer.2...`)."""
+    weights, prefix = model.state_dict(), f"{model.base_model_prefix}."
     known = {re.sub(r"\d+", "#", name) for name in weights}
-    surplus = sorted(name for name in unexpected if re.sub(r"\d+", "#", name) in known)
-    beside = sorted(name for name in unexpected if f"{name.rpartition('.')[0]}.weight" in weights)
+    names = {name: name.removeprefix(prefix) for name in sorted(unexpected)}
+    surplus = [name for name, own in names.items() if re.sub(r"\d+", "#", own) in known]
+    beside = [name for name, own in names.items() if f"{own.rpartition('.')[0]}.weight" in weights]
     if beside:
         message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
         raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")
@@ -253,7 +257,7 @@ def empty_model(config: Any) -> Any:
 
     loader: Any = transformers.AutoModel
     with torch.device("meta"):
-        return loader.from_config(config)
+        return loader.from_config(config, **EAGER)
 
 
 def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:

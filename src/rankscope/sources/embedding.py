@@ -98,7 +98,9 @@ class TextEmbedding:
         row = (counts.cumsum(1) - 1).clamp(min=0)
         longest = int(row.max()) + 1 if row.numel() else 0
         if longest > len(self.positions):
-            message = f"this model takes at most {len(self.positions)} tokens; received {longest}"
+            most = len(self.positions)
+            advice = f"cut the text to {most}, as --tokens {most} and net.encode(texts, {most}) do"
+            message = f"this model takes at most {most} tokens; received {longest}: {advice}"
             raise TokensError(message, subject="tokens")
         return self.positions[row]
 

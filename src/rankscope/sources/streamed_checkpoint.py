@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import FileError, SourceError
-from rankscope.sources.checkpoint import SETTINGS, CheckpointLocation, checked, empty_model, quiet, read_config
+from rankscope.sources.checkpoint import EAGER, SETTINGS, CheckpointLocation, checked, empty_model, quiet, read_config
 from rankscope.sources.families import Family, family_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -87,7 +87,7 @@ class StreamedCheckpoint:
         if hasattr(loader, "from_config"):  # one of transformers' automatic classes: which it would be
             with torch.device("meta"):
                 trusted = {"trust_remote_code": location.options.get("trust_remote_code")}
-                loader = type(loader.from_config(copy.deepcopy(config), **trusted))
+                loader = type(loader.from_config(copy.deepcopy(config), **trusted, **EAGER))
         model, report = loader.from_pretrained(None, config=config, state_dict=headers, **SETTINGS)
         model.config.name_or_path = location.path_or_id
         self.checkpoint = checked(location, kind, model, report)

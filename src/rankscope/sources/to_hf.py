@@ -60,6 +60,7 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
         kind = getattr(config, "model_type", type(config).__name__)
         expected = f"config must be one of {family.name}, model type {' or '.join(family.types)}"
         raise SourceError(f"{expected}; got {kind!r}", subject="config")
+    config._attn_implementation = "eager"  # a config may name a kernel, which would be fetched from the hub
     theirs = family.architecture(config)
     if theirs.layers != arch.layers and getattr(config, "layer_types", None) is None:
         config.num_hidden_layers = arch.layers

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import FileError
+from rankscope.sources.checkpoint import empty_model
 
 ENDINGS = (".ckpt", ".pt", ".pth")
 STEPS = ("global_step", "iter_num", "step")  # what trainers call the step in a file
@@ -79,10 +80,7 @@ def write_folder(path: Path, config: Path | None, folder: Path) -> None:
 def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[str, Tensor]:
     """The weights of the model itself, without heads, by their names in transformers: what stands before these names is
     what most of them share (`model.bert.` in a module of Lightning)."""
-    from transformers import AutoModel
-
-    with torch.device("meta"):
-        names = set(AutoModel.from_config(config).state_dict())  # type: ignore[no-untyped-call]
+    names = set(empty_model(config).state_dict())
     before = Counter(
         weight[: -len(name)]
         for weight in weights

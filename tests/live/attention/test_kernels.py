@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.attention.kernels import FlexAttention, ScaledDotProduct
+from rankscope.live.attention.kernels import FlexAttention, ScaledDotProduct, over_scores
 from tests.live.families import seen, tiny
 from tests.live.gpt import HEADS, LAYERS, METRICS, WIDTH, Heads, gpt, same, words
 from tests.raising import raises
@@ -254,3 +254,21 @@ def test_flex_attention_hides_tokens_by_its_mask(monkeypatch: pytest.MonkeyPatch
     hidden = FlexAttention(x, x, x, x, block_mask=mask).hidden_tokens()
     assert hidden is not None and hidden.tolist() == [[False] * 4 + [True] * 2, [False] * 6]
     assert FlexAttention(x, x, x, x).hidden_tokens() is None
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("at", [None, torch.tensor([3, 1])])
+def test_functions_of_indices_are_mapped_over_the_queries_asked_for(at: Tensor | None, given: bool) -> None:
+    rows = [0, 1, 2, 3] if at is None else at.tolist()
+    scores = rand(2, 3, len(rows), 5)
+
+    def of_indices(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return 1000 * batch + 100 * head + 10 * query + key
+
+    def with_score(score: Tensor, *indices: Tensor) -> Tensor:
+        return score + of_indices(*indices)
+
+    found = over_scores(with_score if given else of_indices, scores, at, given)
+    for b, h, row, key in np.ndindex(2, 3, len(rows), 5):
+        expected = 1000 * b + 100 * h + 10 * rows[row] + key + (float(scores[b, h, row, key]) if given else 0.0)
+        assert float(found[b, h, row, key]) == pytest.approx(expected, rel=1e-12)
