@@ -32,6 +32,7 @@ from rankscope.live.attention.observer import AttentionCall
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.block_hooks import has_listed_parts, modules_around
 from rankscope.live.hidden_states import hidden_states_in, layout_in_attention, times_changed
+from rankscope.live.hooks import Hook, Hooks
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
 from rankscope.live.monitor.running_sums import MetricValues
@@ -109,18 +110,21 @@ class OperatorMeasurement:
         _by_id[id(self)] = self
         open_layout = not plan.layout_known and plan.tensor_parallel is None
         self.layout = LayoutFinder(plan, self.guarded) if open_layout else None
-        self._hooks: list[Any] = []
+        self._hooks = Hooks()
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
         outer = next(iter(modules_around(model, blocks[0])), model)
         self.of_encoder_too, self.library = outer in plan.around_both, library_of(outer)
         self.masks = mask_arguments_of(outer, plan.decoder, self.of_encoder_too)
-        on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
-        self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
-        self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
+        on_call = self._on_call
+        if outer is model:  # not compiled by themselves
+            torch._dynamo.decorators.skip_code(Hook.__call__.__code__)
+            on_call = torch._dynamo.disable(on_call)  # type: ignore[no-untyped-call]
+        self._hooks.attach(outer, on_call, before=True, with_kwargs=True)
+        self._hooks.attach(blocks[0], self._on_input, before=True, with_kwargs=True)
         if self.layout is not None:
-            self._hooks.append(blocks[0].register_forward_hook(self._on_first_left, always_call=True))
+            self._hooks.attach(blocks[0], self._on_first_left, always_call=True)
         for k, block in enumerate(dict.fromkeys(blocks)):
-            self._hooks.append(block.register_forward_hook(partial(self._on_output, k + 1)))
+            self._hooks.attach(block, partial(self._on_output, k + 1))
 
     @property
     def has_recorded(self) -> bool:
@@ -161,8 +165,7 @@ class OperatorMeasurement:
         """Remove the hooks from the model."""
         self.recording = False
         _by_id.pop(id(self), None)
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.close()
 
     def begin_call(
         self, arguments: dict[str, Any], training: bool, grad: bool, counts: TokenCounts | None = None
