@@ -42,7 +42,7 @@ class Hook:
     """A hook that calls a function, but not in another thread than `thread`, if that is given, and while the module is
     traced only `if_traced`."""
 
-    def __init__(self, function: Callable[..., Any], thread: int | None, if_traced: bool) -> None:
+    def __init__(self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False) -> None:
         self.function, self.thread, self.if_traced = function, thread, if_traced
 
     def __call__(self, *args: Any) -> Any:
@@ -52,6 +52,10 @@ class Hook:
         if self.thread is not None and get_ident() != self.thread:
             return None
         return self.function(*args)
+
+    def __reduce__(self) -> Any:
+        """Copies and files have a function of one argument that does nothing, and is not ours."""
+        return getattr, ((), "count")
 
 
 class Hooks(ExitStack):

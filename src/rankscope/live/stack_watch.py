@@ -21,7 +21,7 @@ from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
 from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import LeftOut
-from rankscope.live.modules import hooked, parts_in
+from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan
 from rankscope.live.recorder import CACHED, Recorder
@@ -217,7 +217,8 @@ class StackWatch:
     def _observe_attention(self, hooks: Hooks) -> None:
         """Attach the first observer that applies; one watch at a time may observe a block."""
         blocks = self._blocks
-        if any(block in _observed for block in blocks):
+        parts = submodules(*blocks)
+        if not _observed.isdisjoint(parts) or not set(submodules(*_observed)).isdisjoint(blocks):
             raise WatchError("attention of this model is watched already: leave that watch first", subject="attention")
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:

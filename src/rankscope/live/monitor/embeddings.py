@@ -142,7 +142,7 @@ def preserved_when_called(model: nn.Module) -> Iterator[None]:
 
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # that a hook of all modules fires twice
-        stack.callback(register_module_forward_pre_hook(Hook(on_call, get_ident(), if_traced=False)).remove)
+        stack.callback(register_module_forward_pre_hook(Hook(on_call, get_ident())).remove)
         yield
 
 
