@@ -126,6 +126,8 @@ class ListedParts:
 
     def part_called(self, block: nn.Module, part: nn.Module, args: Any, kwargs: Any) -> None:
         """A part of a block is called: a new block begins where it is another's, or was called before."""
+        if self.recorder.runs_elsewhere():
+            return
         if block is not self.block or part in self.called:
             self.end_block()
             self.block = block
@@ -137,13 +139,15 @@ class ListedParts:
 
     def part_returned(self, part: nn.Module, output: Any, failed: bool) -> None:
         """A part has returned; if it failed, so did its block."""
+        if self.recorder.runs_elsewhere():
+            return
         self.output = output
         if failed:
             self.end_block(failed)
 
     def end_block(self, failed: bool = False) -> None:
         """No more parts of the running block come: report that it was left."""
-        if self.block is not None:
+        if self.block is not None and not self.recorder.runs_elsewhere():
             block, output = self.block, self.output
             if self.branches and isinstance(output, Tensor):
                 output = output.detach() + self.taken.detach()

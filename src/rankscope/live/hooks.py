@@ -22,8 +22,8 @@ from torch import nn
 DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks")  # of a module, by which torch finds its hooks
 FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
-_mode: Any = torch._C._get_dispatch_mode  # type: ignore[attr-defined]
-_TRACING_MODES = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY")]  # type: ignore[attr-defined]
+_mode: Any = torch._C._get_dispatch_mode
+_TRACING_MODES = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY")]
 
 
 def is_traced() -> bool:
@@ -33,7 +33,7 @@ def is_traced() -> bool:
     if torch.compiler.is_compiling():
         return False
     functions: Any = torch._C._functorch
-    if functions.peek_interpreter_stack() is not None or torch.jit.is_tracing():
+    if functions.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
         return True
     return any(_mode(key) is not None for key in _TRACING_MODES)
 
@@ -70,7 +70,7 @@ class Hooks(ExitStack):
         """Call a function `before` every forward pass of a module, or after it; `options` are those of torch's
         `register_forward_pre_hook` and `register_forward_hook`."""
         register = module.register_forward_pre_hook if before else module.register_forward_hook
-        handle = register(Hook(function, self.thread, self.if_traced), **options)  # type: ignore[operator]
+        handle = register(Hook(function, self.thread, self.if_traced), **options)
         for name in (*DICTIONARIES, *FLAGS):
             # Both pickle and deepcopy ask the dictionary itself what it is made of before they ask its class.
             entries = getattr(module, name)

@@ -13,11 +13,17 @@ The hooks of `block_hooks.py`, the observer of attention and the hooks on router
 
 Layers are numbered by the order of calls within one call of the model, so that one module called twelve times
 is twelve layers; a block that is passed over leaves its number out. `watch.py` and `notes.py` read the totals.
+
+Where several threads call the model, one call is measured at a time: of a thread whose call begins meanwhile no event
+counts, and its call is left out.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from threading import Lock, Thread, current_thread, get_ident
+from time import sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +50,7 @@ from rankscope.profiles.readings import Readings
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
+MEANWHILE = "it ran in another thread while a call was measured"
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
 
 
@@ -191,8 +198,11 @@ class Recorder:
         self.projections = (
             OutputProjectionFinder(self.on_contributions, plan.tensor_parallel) if plan.wants("heads") else None
         )
-        self.call: ModelCall | None = None  # the call that is being measured
-        self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
+        self._call: ModelCall | None = None  # the call that is being measured
+        self._thread: Thread | None = None  # that it runs in
+        self._made_in = get_ident()
+        self._turn = Lock()  # held while a call begins
+        self._depths: Counter[int] = Counter()  # by thread: calls of the model and around its blocks that run
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
         self.weights = own_parameters(modules)  # of all modules in the blocks
         self.multihead = multihead_modules(modules)
@@ -200,34 +210,53 @@ class Recorder:
         self._tracer: FunctionTracer | None = None
         self._follows = False  # whether the tracer does
 
+    @property
+    def call(self) -> ModelCall | None:
+        """The call that is being measured, for the thread that it runs in; None for others."""
+        return self._call if self._thread is current_thread() else None
+
+    def runs_elsewhere(self) -> bool:
+        """True while a call is measured that runs in another thread."""
+        thread = self._thread
+        return thread is not None and thread is not current_thread() and thread.is_alive()
+
     @event
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
         """Begin a call of the model, or, `alone`, of a module around the blocks; a call inside a call is part of it."""
-        if not self._depth and torch._C._current_graph_task_id() != -1:  # a backward pass repeats an earlier call
+        thread = get_ident()
+        if not self._depths[thread] and torch._C._current_graph_task_id() != -1:  # a backward pass repeats a call
             return
-        self._depth += 1
+        self._depths[thread] += 1
         arguments = arguments_of(model, args, kwargs)
         arguments.of_encoder_too = model in self.plan.around_both
-        if self._depth > 1:
+        if self._depths[thread] > 1:
             if self.call is not None and self.call.readings is None:
                 self.call.arguments.append(arguments)
             return
-        self.totals.calls += 1
+        with self._turn:
+            self.totals.calls += 1
+            if (why := self._reason_to_leave_out(model, arguments)) is not None:
+                self.totals.calls_left_out[why] += 1
+                return
+            self._thread = current_thread()
+        refuse_context_parallel()
         if self.projections is not None:
             self.projections.reset()
+        self._call = ModelCall(arguments, alone)
+        if self.plan.training_only and model.training and not self._trained:
+            self._drop_evaluations()
+
+    def _reason_to_leave_out(self, model: nn.Module, arguments: Mapping[str, Any]) -> str | None:
+        """Why a call that begins is not measured, in words; None if it is."""
         if continues_from_cache(arguments):
-            self.totals.calls_left_out[CACHED] += 1
-        elif self.plan.training_only and not torch.is_grad_enabled():
-            self.totals.calls_left_out["it computed no gradients"] += 1
-        elif self.plan.training_only and in_trial_of_stage():
-            self.totals.calls_left_out["it was torch's trial of a pipeline stage"] += 1
-        elif self.plan.training_only and self._trained and not model.training:
-            self.totals.calls_left_out[EVALUATION] += 1
-        else:
-            refuse_context_parallel()
-            self.call = ModelCall(arguments, alone)
-            if self.plan.training_only and model.training and not self._trained:
-                self._drop_evaluations()
+            return CACHED
+        if self.plan.training_only and not torch.is_grad_enabled():
+            return "it computed no gradients"
+        if self.plan.training_only and in_trial_of_stage():
+            return "it was torch's trial of a pipeline stage"
+        if self.plan.training_only and not model.training and (self._trained or get_ident() != self._made_in):
+            return EVALUATION
+        return MEANWHILE if self.runs_elsewhere() else None
 
     def _drop_evaluations(self) -> None:
         """Forget what was read in eval mode: in a step with calls in train mode those are the training batches."""
@@ -236,16 +265,25 @@ class Recorder:
         if before.samples:
             self.totals.calls_left_out[EVALUATION] += 1
 
-    @event
     def end_call(self, failed: bool) -> None:
         """End a call. Only the end of the outermost one counts: what was read is added, unless that call failed. If
         none was begun, as where a backward pass repeats one, nothing happens."""
-        if not self._depth:
+        thread = get_ident()
+        if not self._depths[thread]:
             return
-        self._depth -= 1
-        if self._depth:
+        self._depths[thread] -= 1
+        if self._depths[thread]:
             return
-        call = self._forget_call()
+        del self._depths[thread]
+        if not self.runs_elsewhere():
+            try:
+                self._finish(self._forget_call(), failed)
+            finally:
+                self._thread = None
+
+    @event
+    def _finish(self, call: ModelCall | None, failed: bool) -> None:
+        """Add what was read of a call that has ended."""
         if call is None or call.left_out:  # and counted before
             return
         if failed:
@@ -256,19 +294,32 @@ class Recorder:
         if call.readings is not None:
             self._check_and_add(call, call.readings)
 
-    def interrupt(self) -> None:
-        """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, no call is measured, and none has begun: a call of another thread has come to its end, one of this
+        thread was interrupted (torch calls no hook while KeyboardInterrupt passes)."""
+        while True:
+            with self._turn:
+                if not self.runs_elsewhere():
+                    self._thread = current_thread()
+                    break
+            sleep(0.001)
         if self.call is not None and not self.call.left_out:
             self.totals.calls_left_out["it was interrupted"] += 1
-        self._depth = 0
+        self._depths.clear()
         self._forget_call()
+        try:
+            yield
+        finally:
+            self._depths.clear()
+            self._thread = None
 
     @event
     def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a block: its layer gets a number, and what the first block takes is layer 0."""
         call = self.call
         if call is None or call.left_out:
-            self.totals.blocks_outside += not self._depth
+            self.totals.blocks_outside += not self._depths[get_ident()]
             return
         call.order.append(self._position[id(block)])
         call.layer = max(call.layer + 1, call.order[-1])
@@ -415,9 +466,11 @@ class Recorder:
 
     def _forget_call(self) -> ModelCall | None:
         """End the call that is being measured, also for those who follow the blocks, and return it."""
+        if self._thread is not current_thread():
+            return None
         for listener in reversed(self._listeners()):
             listener.call_ended()
-        call, self.call = self.call, None
+        call, self._call = self._call, None
         return call
 
     def _hidden_states(self, values: object, where: str, needed: bool) -> list[Tensor]:

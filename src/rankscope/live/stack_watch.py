@@ -99,8 +99,11 @@ class StackWatch:
     def __exit__(self, kind: object, *_: object) -> None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
-        self._recorder.interrupt()
-        stack.close()
+        try:
+            with self._recorder.stopped():
+                stack.close()
+        finally:
+            stack.close()
         if self._removal is not None and kind is None:
             self._removal.check()
 

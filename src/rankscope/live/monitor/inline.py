@@ -11,8 +11,9 @@ measured, calls `record` again, which drops them.
   that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
 
 A training batch is a call of the model with gradients, in train mode; or in eval mode, as some fine-tune, if the step
-has none in train mode. An evaluation between two steps is not read, nor are forward passes that activation
-checkpointing repeats inside the backward pass, nor the trials that torch's pipeline schedules make of a stage.
+has none in train mode and the thread is that of `Monitor.step`. An evaluation between two steps, or in another thread
+beside them, is not read, nor are forward passes that activation checkpointing repeats inside the backward pass, nor the
+trials that torch's pipeline schedules make of a stage.
 
 Once a measurement has succeeded (`contained`), an error in a hook no longer reaches the model's call: the rest of the
 step is not read, and `values()` raises it.
@@ -21,6 +22,7 @@ step is not read, and `values()` raises it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -71,6 +73,7 @@ class TrainingCall:
     """One call of the model in a training step."""
 
     arguments: CallArguments  # that may say what is padding
+    training: bool  # in train mode
     counts: TokenCounts | None  # of tokens in its arguments; None if no hook around the blocks has said that it begins
     layer: int = 0  # read last
     position: int = 0  # of the block read last
@@ -117,7 +120,7 @@ class OperatorMeasurement:
         self.masks = mask_arguments_of(outer, plan.decoder, self.of_encoder_too)
         on_call = self._on_call
         if outer is model:  # not compiled by themselves
-            torch._dynamo.decorators.skip_code(Hook.__call__.__code__)
+            torch._dynamo.decorators.skip_code(Hook.__call__.__code__)  # type: ignore[attr-defined]
             on_call = torch._dynamo.disable(on_call)  # type: ignore[no-untyped-call]
         self._hooks.attach(outer, on_call, before=True, with_kwargs=True)
         self._hooks.attach(blocks[0], self._on_input, before=True, with_kwargs=True)
@@ -129,19 +132,19 @@ class OperatorMeasurement:
     @property
     def has_recorded(self) -> bool:
         """True if something was read since `record`."""
-        return self.call is not None or bool(self.recorded)
+        return bool(self.recorded) or any(call is not None for call in self._calls.values())
 
     def record(self, on: bool) -> None:
         """Drop what was read, and read the next step or not."""
-        self.recording, self.recorded = on, MetricValues()
-        self.call: TrainingCall | None = None
-        self.left_out = False  # the call that runs is no training batch
+        self.recording, self.recorded, self._thread = on, MetricValues(), get_ident()
+        self._calls: dict[int, TrainingCall | None] = {}  # by thread; None for one that is no training batch
         self.trained = False  # a call in train mode was read
         self.failure: Exception | None = None  # of a hook, after which nothing is read
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called, or if a hook failed."""
-        self.guarded(self._end_call)
+        for thread in list(self._calls):
+            self.guarded(self._end_call, thread)
         if self.failure is not None:
             raise self.failure
         values, self.recorded = self.recorded, MetricValues()
@@ -159,7 +162,7 @@ class OperatorMeasurement:
         except Exception as error:
             if not self.contained:
                 raise
-            self.failure, self.call, self.left_out = error, None, True
+            self.failure = error
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -175,24 +178,27 @@ class OperatorMeasurement:
         it. The first call in train mode drops what was read in eval mode: that was an evaluation."""
         if _in_backward():
             return
-        self._end_call()
-        self.left_out = not grad or (self.trained and not training) or in_trial_of_stage()
-        if self.left_out:
+        thread = get_ident()
+        self._end_call(thread)
+        evaluates = not training and (self.trained or thread != self._thread)
+        if not grad or evaluates or in_trial_of_stage():
+            self._calls[thread] = None
             return
         refuse_context_parallel()
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
-        self.call = TrainingCall(CallArguments(arguments), counts)
-        self.call.arguments.library, self.call.arguments.of_encoder_too = self.library, self.of_encoder_too
+        call = self._calls[thread] = TrainingCall(CallArguments(arguments), training, counts)
+        call.arguments.library, call.arguments.of_encoder_too = self.library, self.of_encoder_too
 
     def read_layer(self, position: int, x: Tensor, training: bool) -> None:
         """Read the metrics of the tokens that the block of this position returned; 0: that the first block takes."""
-        if _in_backward() or self.left_out:
+        thread = get_ident()
+        if _in_backward() or self._is_left_out(thread):
             return
-        ended = self.call is not None and not self.call.announced and self.call.layer == len(self.plan.blocks)
-        if self.call is None or (position == 0 and ended):
+        call = self._calls.get(thread)
+        if call is None or (position == 0 and not call.announced and call.layer == len(self.plan.blocks)):
             self.begin_call({}, training, True)  # no hook around the blocks has said that a call begins
-        if (call := self.call) is None:
+        if (call := self._calls.get(thread)) is None:
             return
         if position == 0 and call.states is not None and (call.announced or not self.called_once):
             return  # the first block comes again: what it takes was read as the last layer
@@ -212,10 +218,14 @@ class OperatorMeasurement:
             call.states = StateReadings(self.plan, batch)
         call.states.read(layer, hidden)
 
-    def _end_call(self) -> None:
-        """Add what was read of the last call to what was recorded."""
-        call, self.call = self.call, None
-        if call is not None and call.states is not None:
+    def _is_left_out(self, thread: int) -> bool:
+        """True if the call that runs in this thread is no training batch."""
+        return self._calls.get(thread, self) is None
+
+    def _end_call(self, thread: int) -> None:
+        """Add what was read of a thread's last call to what was recorded, unless it is known for an evaluation."""
+        call = self._calls.pop(thread, None)
+        if call is not None and call.states is not None and (call.training or not self.trained):
             for layer, readings in call.states.all_readings():
                 self.recorded.add_readings(layer, readings)
 
@@ -234,6 +244,7 @@ class OperatorMeasurement:
         first = args[0] if args else next(iter(kwargs.values()), ())
         hidden = kwargs.get("hidden_states", first)
         follows = not torch.compiler.is_compiling() and self.recording and not _in_backward()
+        follows = follows and not self._is_left_out(get_ident())
         if follows and self.layout is not None and isinstance(hidden, Tensor) and self.layout.follow(hidden):
             return  # it is read when the block is left, and attention has shown its layout
         self._take(0, block, hidden)
@@ -262,9 +273,10 @@ class OperatorMeasurement:
         x = _tokens_in(values, type(block).__name__)
         _passed(local_tokens(x.detach()), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
-        if not compiling and x.requires_grad and not _in_backward() and self.call is not None:
-            layer, recorded = self.call.layer, self.recorded
-            if self.plan.measures(layer) and self.call.position == position:
+        call = None if compiling else self._calls.get(get_ident())
+        if call is not None and x.requires_grad and not _in_backward():
+            layer, recorded = call.layer, self.recorded
+            if self.plan.measures(layer) and call.position == position:
                 x.register_hook(lambda gradient: self._on_gradient(layer, recorded, gradient))  # type: ignore[no-untyped-call]
 
     def _on_gradient(self, layer: int, recorded: MetricValues, gradient: Tensor) -> None:
@@ -280,13 +292,16 @@ class LayoutFinder:
     def __init__(self, plan: WatchPlan, guarded: Callable[..., None]) -> None:
         self.plan = plan
         self.hidden: Tensor | None = None  # what the first block took; None outside of it
+        self.thread = 0  # that took it
+        self._of_thread = Lock()  # held from then on until the thread has left the block
         self.assumed = False  # some were read in the plan's layout, which nothing had shown
         self.tracer = FunctionTracer(lambda attention: guarded(self._on_attention, attention))
 
     def follow(self, hidden: Tensor) -> bool:
         """Follow these hidden states through the first block; False if their layout is known, or cannot be shown."""
-        if self.plan.layout_known or self.hidden is not None or hidden.ndim != 3:
+        if self.plan.layout_known or hidden.ndim != 3 or not self._of_thread.acquire(blocking=False):
             return False
+        self.thread = get_ident()
         self.hidden, self.version = hidden, times_changed(hidden)
         self.kept = hidden.detach().clone()  # the block may change them in place
         self.tracer.block_entered(hidden)
@@ -294,10 +309,12 @@ class LayoutFinder:
 
     def ended(self, failed: bool) -> Tensor | None:
         """The hidden states that were followed, to be read now; None if none were, or if the block failed."""
+        if self.hidden is None or self.thread != get_ident():
+            return None
         hidden, self.hidden = self.hidden, None
-        if hidden is not None:
-            self.tracer.block_left(failed=True)
-        if hidden is None or failed:
+        self.tracer.block_left(failed=True)
+        self._of_thread.release()
+        if failed:
             return None
         self.assumed |= not self.plan.layout_known
         return hidden if self.version == times_changed(hidden) else self.kept

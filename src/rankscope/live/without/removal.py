@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Removal:
         self.heads = HeadsRemoval(out.heads, {layer: plan.blocks[layer - 1] for layer in out.heads})
         self.tracer = SkipTracer()
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
+        self._thread = 0  # that called it
         self._running = 0  # layers and branches that run and are left out
         self._calls: Counter[int] = Counter()  # of layers, in this call of the model
         self._called: set[str] = set()  # what was left out at least once, in words
@@ -110,7 +112,10 @@ class Removal:
             hooks.attach(module, after)
 
     def _call_begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._depth += 1
+        if self._depth and self._thread != get_ident():
+            came = f"a second called this {type(self.model).__name__} before the first call had ended"
+            raise WatchError(f"a model runs without some of its parts in one thread at a time; {came}", subject="model")
+        self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
             self._calls.clear()
             self._taken.clear()
@@ -123,6 +128,8 @@ class Removal:
 
     def _call_unwinds(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call has returned or failed."""
+        if self._depth and self._thread != get_ident():  # it was refused
+            return
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self._end()
