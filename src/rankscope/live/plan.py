@@ -119,6 +119,7 @@ def make_plans(
             for name, option in by_stack.items()
         }
         plans[stack] = make_plan(model, metrics, blocks=named, stack_name=stack, **of_stack, **options)
+        plans[stack].blocks_named = blocks is not None
     return plans
 
 
@@ -181,7 +182,6 @@ def make_plan(
         grid=tokens_in_rows_and_columns(in_blocks),
         padding=known_padding,
         padding_from_model=known_padding is None and padding == "model",
-        blocks_named=blocks is not None,
         decoder=bool(around_both) or is_decoder(model, stack),
         around_both=around_both,
         attention=tuple(attention),

@@ -45,12 +45,14 @@ from rankscope.live.processes import in_trial_of_stage
 from rankscope.live.routing import RoutingReadings, routing_in
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.live.tensor_parallel import refuse_context_parallel, token_counts
+from rankscope.metrics import Metric, Reading
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
 MEANWHILE = "it ran in another thread while a call was measured"
+TOGETHER = 2**8  # calls whose readings are packed together
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
 
 
@@ -82,6 +84,32 @@ class ModelCall:
         self.failure: Exception | None = None  # the first error, where it has to wait for the end of the call
 
 
+class PackedReadings:
+    """The readings of many calls as one tensor of numbers on the CPU; each small tensor would take a kilobyte."""
+
+    def __init__(self, readings: Sequence[tuple[int, int, Readings]]) -> None:
+        layouts: dict[Any, Any] = {}  # each is kept once
+        self._rows: list[tuple[int, int, tuple[tuple[Metric, torch.Size], ...]]] = []
+        parts: list[Tensor] = []
+        for layer, start, rows in readings:
+            layout = tuple((metric, reading.value.shape) for metric, reading in rows)
+            self._rows.append((layer, start, layouts.setdefault(layout, layout)))
+            parts += [x.flatten() for _, of in rows for x in (of.value, of.log10, of.floor)]
+        alike = len({x.device for x in parts}) == 1  # then one copy brings all of them
+        self._numbers = torch.cat(parts if alike else [x.cpu() for x in parts]).cpu()
+
+    def rows(self) -> Iterator[tuple[int, int, Readings]]:
+        """(layer, first sample, readings) of all calls, as they were."""
+        at = 0
+        for layer, start, layout in self._rows:
+            readings: Readings = []
+            for metric, shape in layout:
+                numbers = self._numbers[at : at + 3 * shape.numel()].view(3, *shape)
+                readings.append((metric, Reading(*numbers.unbind())))
+                at += numbers.numel()
+            yield layer, start, readings
+
+
 class WatchTotals:
     """What was measured in all calls of a watch that ended well, and what was noticed."""
 
@@ -93,10 +121,10 @@ class WatchTotals:
         self.layers_with_attention: set[int] = set()
         self.later_attention = 0  # after the first of a block
         self.other_attention = 0  # not of a block's tokens to themselves
-        self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one
+        self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one, at most
         self.float32_inside = False  # a model in float64 computed attention in float32
         self.last_batch: TokenBatch | None = None  # the tokens of the last call
-        self.padded_tokens: list[Tensor] = []  # their number, of each call
+        self.padded_tokens: list[Tensor] = []  # their numbers, which are to be added up
         self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
         self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
         self.unsure_layers: set[int] = set()  # layers of which several tensors could be the hidden states
@@ -107,6 +135,7 @@ class WatchTotals:
         self.arithmetic: torch.dtype | None = None
         self.kept: dict[str, dict[int, list[Tensor]]] = {of: defaultdict(list) for of in KEPT}
         self._readings: list[tuple[int, int, Readings]] = []  # (layer, first sample, readings)
+        self._packed: list[PackedReadings] = []  # those of earlier calls
         self._broken: list[tuple[int, Tensor]] = []  # (layer, whether its states hold NaN or infinity)
         self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
         self._waiting_entries = 0  # of these states
@@ -121,7 +150,7 @@ class WatchTotals:
     def readings(self) -> list[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls."""
         self._read_ended()
-        return self._readings
+        return [row for packed in self._packed for row in packed.rows()] + self._readings
 
     @property
     def broken_states(self) -> list[tuple[int, Tensor]]:
@@ -143,7 +172,7 @@ class WatchTotals:
         self.float32_inside |= attention.float32_inside
         self._ended.append((self.samples, readings.states))
         self._waiting_entries += readings.states.waiting_entries
-        if self._waiting_entries >= WAITING:
+        if self._waiting_entries >= WAITING or len(self._ended) >= TOGETHER:
             self._read_ended()
         self.samples += readings.batch.shape[0]
         self.last_batch = readings.batch
@@ -160,6 +189,21 @@ class WatchTotals:
         for start, states in ended:
             self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
             self._broken += [(states.number(layer), broken) for layer, broken in states.broken]
+        if len(ended) >= TOGETHER or len(self._readings) >= TOGETHER * max(1, len(self.calls_per_layer)):
+            self._pack()
+
+    def _pack(self) -> None:
+        """Keep what was read so far in fewer and smaller objects."""
+        if self._readings:
+            self._packed.append(PackedReadings(self._readings))
+        self._readings = []
+        broken: dict[int, Tensor] = {}
+        for layer, x in self._broken:
+            broken[layer] = x | broken[layer].to(x.device) if layer in broken else x
+        self._broken = list(broken.items())
+        for numbers, joined in ((self.row_sum_defects, torch.amax), (self.padded_tokens, torch.sum)):
+            if numbers:
+                numbers[:] = [joined(torch.stack([x.to(numbers[0].device) for x in numbers]), 0)]
 
 
 def event(method: Callable[..., None]) -> Callable[..., None]:
