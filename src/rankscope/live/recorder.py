@@ -37,7 +37,14 @@ from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.first_input import FirstInput
-from rankscope.live.hidden_states import BlockChain, candidates_in, continuation, hidden_states_in, refuse_streams
+from rankscope.live.hidden_states import (
+    BlockChain,
+    candidates_in,
+    continuation,
+    hidden_states_in,
+    rows_and_columns,
+    sizes_in,
+)
 from rankscope.live.modules import own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
@@ -76,6 +83,7 @@ class ModelCall:
         self.first: FirstInput | None = None  # what the first block took
         self.left_out = False  # found to be a call that is not measured, after its first block was entered
         self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
+        self.beside: list[Tensor] = []  # of other shapes than the hidden states, returned by the last block
         self.left: list[int] = []  # layers whose block has returned
         self.chain = BlockChain()  # follows the hidden states from block to block
         self.mask: str | None = None  # the argument that said which tokens are padding
@@ -369,6 +377,10 @@ class Recorder:
         call.layer = max(call.layer + 1, call.order[-1])
         call.blocks[call.layer] = block
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
+        for x in call.beside:
+            if call.readings is not None and any(x is y for y in taken):
+                read = f"{call.readings.batch.shape[1]} tokens of each sample were measured, not the {x.shape[1]}"
+                self.plan.remarks[f"Blocks hand on two streams of tokens: {read} of width {x.shape[2]}"] = None
         before, alone = call.chain.held, not call.open and self.plan.tensor_parallel is None
         if handed_on := alone and bool(taken) and call.chain.handed_on(taken[0]):
             states = [taken[0]]
@@ -384,7 +396,9 @@ class Recorder:
             if not handed_on and len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
         elif call.first is None:
-            refuse_streams(candidates_in(taken, self.plan.grid)[0].shape, call.arguments)
+            if (first := candidates_in(taken, self.plan.grid)[0]).ndim == 4:
+                given = sizes_in(value for arguments in call.arguments for value in arguments.values())
+                self.plan.remarks[rows_and_columns(first.shape, given, block)] = None
             decoder = self.plan.decoder and not call.alone  # called by itself it has no encoder beside it
             calls = [*call.arguments, arguments_of(block, args, kwargs)]
             call.first = FirstInput(self.plan, states[0], calls, decoder, was_read=bool(self.totals.samples))
@@ -420,6 +434,7 @@ class Recorder:
         states = self._hidden_states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
         if (hidden := call.chain.gave(layer, self._whole(states), taken)) is not None:
             call.readings.states.read(layer, hidden)
+            call.beside = [x for x in candidates_in(output) if x.shape != hidden.shape]
         if self.projections is not None:
             self.projections.block_left(block)
 

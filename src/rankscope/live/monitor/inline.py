@@ -33,7 +33,13 @@ from rankscope.errors import MonitorError, WatchError
 from rankscope.live.attention.observer import AttentionCall
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.block_hooks import has_listed_parts, modules_around
-from rankscope.live.hidden_states import hidden_states_in, layout_in_attention, times_changed
+from rankscope.live.hidden_states import (
+    hidden_states_in,
+    layout_in_attention,
+    rows_and_columns,
+    sizes_in,
+    times_changed,
+)
 from rankscope.live.hooks import Hook, Hooks
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
@@ -51,14 +57,15 @@ _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
 def _called(
-    mask: Tensor | None, name: str, whole: Sequence[int], floating: Sequence[int], seen: Tensor, of: int,
-    training: bool, grad: bool,
+    mask: Tensor | None, name: str, whole: Sequence[int], floating: Sequence[int], sizes: Sequence[int], seen: Tensor,
+    of: int, training: bool, grad: bool,
 ) -> None:  # fmt: skip
     """Hand over that a call of the model begins, in this mode, with this padding mask under this argument's name and
-    with arguments, of whole and of floating numbers, that have so many tokens."""
+    with arguments, of whole and of floating numbers, that have so many tokens, and with these `sizes_in` them."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
         arguments = {} if mask is None else {name: mask}
-        measurement.guarded(measurement.begin_call, arguments, training, grad, (list(whole), list(floating)))
+        pairs = [*zip(sizes[::2], sizes[1::2], strict=True)]
+        measurement.guarded(measurement.begin_call, arguments, training, grad, (list(whole), list(floating)), pairs)
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
@@ -74,6 +81,7 @@ class TrainingCall:
 
     arguments: CallArguments  # that may say what is padding
     training: bool  # in train mode
+    sizes: Sequence[tuple[int, int]]  # `sizes_in` its arguments
     counts: TokenCounts | None  # of tokens in its arguments; None if no hook around the blocks has said that it begins
     layer: int = 0  # read last
     position: int = 0  # of the block read last
@@ -171,11 +179,12 @@ class OperatorMeasurement:
         self._hooks.close()
 
     def begin_call(
-        self, arguments: dict[str, Any], training: bool, grad: bool, counts: TokenCounts | None = None
-    ) -> None:
+        self, arguments: dict[str, Any], training: bool, grad: bool, counts: TokenCounts | None = None,
+        sizes: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
         """Begin to read a call of the model, with these arguments that may say what is padding, in train mode or not,
-        with gradients or not; `counts` are those of tokens in its arguments, if a hook around the blocks has announced
-        it. The first call in train mode drops what was read in eval mode: that was an evaluation."""
+        with gradients or not; `counts` and `sizes` are those of tokens in its arguments, if a hook around the blocks
+        has announced it. The first call in train mode drops what was read in eval mode: that was an evaluation."""
         if _in_backward():
             return
         thread = get_ident()
@@ -187,7 +196,7 @@ class OperatorMeasurement:
         refuse_context_parallel()
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
-        call = self._calls[thread] = TrainingCall(CallArguments(arguments), training, counts)
+        call = self._calls[thread] = TrainingCall(CallArguments(arguments), training, sizes, counts)
         call.arguments.library, call.arguments.of_encoder_too = self.library, self.of_encoder_too
 
     def read_layer(self, position: int, x: Tensor, training: bool) -> None:
@@ -208,6 +217,8 @@ class OperatorMeasurement:
             if call.states is None:
                 together.begin_call(hidden, call.counts or ((), ()))
             hidden = together.whole(hidden)
+        if call.states is None and x.ndim == 4 and self.plan.grid:
+            self.plan.remarks[rows_and_columns(x.shape, call.sizes, self.plan.blocks[0])] = None
         if call.states is None:
             padding = self.plan.padding
             if self.plan.padding_from_model:
@@ -237,8 +248,9 @@ class OperatorMeasurement:
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
                 named = (name, mask) if isinstance(mask, Tensor) else named
             integers, floating = token_counts((*args, *kwargs.values()))
+            sizes = [size for pair in sizes_in((*args, *kwargs.values())) for size in pair]
             modes = (model.training, torch.is_grad_enabled())
-            _called(named[1], named[0], integers, floating, self.seen, id(self), *modes)
+            _called(named[1], named[0], integers, floating, sizes, self.seen, id(self), *modes)
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(iter(kwargs.values()), ())
