@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -20,13 +21,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from rankscope import read, watch
 from rankscope.errors import WatchError
-from rankscope.live import AttentionCall, Monitor, Watch
+from rankscope.live import AttentionCall, Monitor
 from tests.live.gpt import GPT, words
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
 
 OF_HEADS = ["mu", "dobrushin", "head_mu"]
-Step = Callable[[], None]  # of a training, where there is one
+Event = Callable[[], None]
+EXPORTED = (4, 8)  # steps of a training
 
 
 def train(model: nn.Module, monitor: Monitor | None, start: int = 0) -> Iterator[tuple[int, Tensor]]:
@@ -186,6 +188,7 @@ def test_listeners_of_a_copy_are_told_to_nobody() -> None:
     assert w.profile().curve("dobrushin").shape == (2, 3, 1)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own: of vmap, and that torch.jit is old
 @pytest.mark.parametrize("how", WAYS[:4])
 def test_a_model_is_exported_and_transformed_as_if_nobody_looked(how: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -225,16 +228,16 @@ def test_what_is_traced_is_not_counted(strict: bool) -> None:
     assert w.notes == plain.notes and w.profile().table.equals(plain.profile().table)
 
 
-def events(model: nn.Module, averaged: AveragedModel, step: int, stop: threading.Event) -> Step | None:
+def events(model: nn.Module, averaged: AveragedModel, step: int, stop: threading.Event) -> Event | None:
     """What a user does at a random step: here, or in a thread of its own."""
     made = random.Random(step)
-    kinds: list[Step] = [
+    kinds: list[Event] = [
         lambda: pickle.loads(pickle.dumps(model))(tokens(step)).sum().item(),
         lambda: copy.deepcopy(model)(tokens(step)).sum().backward(),
         lambda: averaged.update_parameters(model),
         lambda: AveragedModel(model).update_parameters(model),
     ]
-    if step in (3, 8):
+    if step in EXPORTED:
         torch.export.export(model, (tokens(step),))
     for _ in range(made.randrange(3)):
         made.choice(kinds)()
@@ -265,7 +268,7 @@ def test_a_training_that_is_copied_saved_averaged_exported_and_evaluated_beside_
         stop, thread = threading.Event(), None
         for step, loss in train(model, monitor):
             assert torch.equal(loss, losses[step])
-            if thread is not None and step % 3 == 0:  # it has run beside steps and measurements
+            if thread is not None and step in EXPORTED:  # torch exports while nothing else runs
                 stop.set()
                 thread.join()
                 thread, stop = None, threading.Event()
@@ -326,10 +329,6 @@ def no_grad(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)  # type: ignore[no-any-return]
 
 
-def curves(w: Watch) -> dict[str, Tensor]:
-    return {name: w.profile().curve(name) for name in OF_HEADS}
-
-
 def test_a_call_in_another_thread_meanwhile_is_left_out() -> None:
     model, first, second = Waiting().eval(), torch.randn(2, 5, 16), torch.randn(3, 7, 16)
     plain = no_grad(model, first), no_grad(model, second)
@@ -344,7 +343,7 @@ def test_a_call_in_another_thread_meanwhile_is_left_out() -> None:
         thread.join()
     assert torch.equal(got[0], plain[0])
     assert "1 call was left out: it ran in another thread while a call was measured." in w.notes
-    assert all(torch.equal(of, curves(alone)[name]) for name, of in curves(w).items())
+    assert w.profile().table.equals(alone.profile().table)
 
 
 def test_leaving_a_watch_waits_for_the_call_that_it_measures() -> None:
@@ -393,18 +392,16 @@ def test_threads_that_call_all_the_time_have_readings_of_their_own() -> None:
 
     threads = [in_thread(lambda x=x: call(x)) for x in inputs]
     w = watch(model, ["mu", "dobrushin"])
-    for _ in range(3):
+    for k in range(3):
         with w:
-            while w.stacks[""].calls < 20:
-                pass
-        w.stacks[""]._recorder.totals.calls = 0
+            while w.stacks[""].calls < 20 * (k + 1):
+                sleep(0.001)
     stop.set()
     for thread, got in threads:
         thread.join()
         assert got == [None]
     rows = w.profile().curve("mu")
-    of_one = torch.cat([row.double() for row in known])
-    assert all((row == of_one).all(1).any() for row in rows)
+    assert all((row == torch.cat(known)).all(1).any() for row in rows)
 
 
 def test_an_evaluation_in_another_thread_is_no_training_batch(tmp_path: Path) -> None:
@@ -422,6 +419,5 @@ def test_an_evaluation_in_another_thread_is_no_training_batch(tmp_path: Path) ->
         model(X)
         monitor.step()
         assert expected is not None and monitor.last is not None and monitor.last is not expected
-        assert [row[1:] for row in monitor.last.rows] == [row[1:] for row in expected.rows] or True
         samples = read(tmp_path).table("training").filter(metric="mu", layer=0)["samples"].to_list()
     assert samples == [4, 4]

@@ -253,6 +253,7 @@ class Recorder:
         self._call: ModelCall | None = None  # the call that is being measured
         self._thread: Thread | None = None  # that it runs in
         self._made_in = get_ident()
+        self._stopping = False  # no call is to begin
         self._turn = Lock()  # held while a call begins
         self._depths: Counter[int] = Counter()  # by thread: calls of the model and around its blocks that run
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
@@ -308,7 +309,7 @@ class Recorder:
             return "it was torch's trial of a pipeline stage"
         if self.plan.training_only and not model.training and (self._trained or get_ident() != self._made_in):
             return EVALUATION
-        return MEANWHILE if self.runs_elsewhere() else None
+        return MEANWHILE if self._stopping or self.runs_elsewhere() else None
 
     def _drop_evaluations(self) -> None:
         """Forget what was read in eval mode: in a step with calls in train mode those are the training batches."""
@@ -350,6 +351,7 @@ class Recorder:
     def stopped(self) -> Iterator[None]:
         """Inside, no call is measured, and none has begun: a call of another thread has come to its end, one of this
         thread was interrupted (torch calls no hook while KeyboardInterrupt passes)."""
+        self._stopping = True
         while True:
             with self._turn:
                 if not self.runs_elsewhere():
@@ -364,7 +366,7 @@ class Recorder:
             yield
         finally:
             self._depths.clear()
-            self._thread = None
+            self._thread, self._stopping = None, False
 
     @event
     def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
