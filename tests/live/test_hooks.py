@@ -241,7 +241,7 @@ def events(model: nn.Module, averaged: AveragedModel, step: int, stop: threading
         torch.export.export(model, (tokens(step),))
     for _ in range(made.randrange(3)):
         made.choice(kinds)()
-    if made.random() < 0.6:
+    if made.random() < 0.3:
         return None
 
     def evaluate() -> None:

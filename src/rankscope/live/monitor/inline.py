@@ -205,7 +205,8 @@ class OperatorMeasurement:
         if _in_backward() or self._is_left_out(thread):
             return
         call = self._calls.get(thread)
-        if call is None or (position == 0 and not call.announced and call.layer == len(self.plan.blocks)):
+        ended = call is None or (position == 0 and not call.announced and call.layer == len(self.plan.blocks))
+        if ended and thread == self._thread:  # another thread may be in the midst of an evaluation
             self.begin_call({}, training, True)  # no hook around the blocks has said that a call begins
         if (call := self._calls.get(thread)) is None:
             return
