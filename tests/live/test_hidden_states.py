@@ -1,5 +1,6 @@
 """Where the hidden states are in what blocks take and return, and which tensor the next block takes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
+from rankscope.live import Monitor
 from rankscope.live.hidden_states import BlockChain, hidden_states_in, layout_of
 from tests.live import reference
 from tests.live.encoders import Loop
@@ -226,3 +228,115 @@ def test_a_single_tensor_is_read_as_several_are() -> None:
 def test_classes_that_take_the_token_first_are_known_by_name_and_package(package: str, name: str, layout: str) -> None:
     made = type(name, (nn.Module,), {"__module__": package})
     assert layout_of([made()], None) == layout
+
+
+class Residual(nn.Module):
+    """A block without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x)
+
+
+class HyperConnected(nn.Module):
+    """A network whose blocks pass on `[batch, token, stream, width]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH)
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if x.is_floating_point() else self.embedding(x)
+        h = h if h.ndim == 4 else h[:, :, None].repeat(1, 1, 3, 1)
+        for block in self.blocks:
+            h = block(h)
+        return h
+
+
+@pytest.mark.parametrize("x", [torch.arange(8).view(2, 4), torch.randn(2, 4, WIDTH)], ids=["ids", "embeddings"])
+def test_streams_are_refused(x: Tensor, tmp_path: Path) -> None:
+    model = HyperConnected()
+    with raises(WatchError, subject="blocks") as caught, rankscope.watch(model, "mu"):
+        model(x)
+    assert "(2, 4, 3, 16)" in str(caught.value) and "4 tokens in 3 streams" in str(caught.value)
+    options: dict[str, Any] = {"every": 1, "alarms": ()}
+    with raises(WatchError, subject="blocks"), Monitor(model, "mu", run=tmp_path / "a", **options) as monitor:
+        model(x)
+        monitor.step()
+    with raises(WatchError, subject="blocks"):
+        Monitor(model, "mu", run=tmp_path / "b", probe=x, **options)
+
+
+def test_four_axes_of_which_nothing_is_known_are_said(tmp_path: Path) -> None:
+    model, x = HyperConnected(), torch.randn(2, 4, 3, WIDTH)
+    with rankscope.watch(model, "mu") as w:
+        model(x)
+    with Monitor(model, "mu", run=tmp_path, every=1, alarms=()) as monitor:
+        model(x)
+        monitor.step()
+    read = (
+        "Hidden states of four axes were read as tokens in rows and columns, [batch, row, column, width]: (2, 4, 3, 16)"
+    )
+    assert f"{read}." in w.notes and read in monitor.notes
+
+
+class Stage(nn.Module):
+    """Takes `[batch, channel, row, column]` without a convolution, as the stages of timm's swinv2_cr."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def test_channels_before_rows_are_refused(tmp_path: Path) -> None:
+    model, x = nn.Sequential(Stage(), Stage()), torch.randn(2, WIDTH, 6, 7)
+    with raises(WatchError, subject="blocks") as caught, rankscope.watch(model, "mu"):
+        model(x)
+    assert f"(2, {WIDTH}, 6, 7)" in str(caught.value)
+    options: dict[str, Any] = {"every": 1, "alarms": (), "run": tmp_path}
+    with raises(WatchError, subject="blocks"), Monitor(model, "mu", **options) as monitor:
+        model(x)
+        monitor.step()
+
+
+class TwoStreams(nn.Module):
+    """A block of TNT's kind: takes and returns pixels and patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixel, self.patch = nn.Linear(6, 6), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, pixels: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
+        return pixels + self.pixel(pixels), patches + self.patch(patches)
+
+
+class TransformerInTransformer(nn.Module):
+    """Blocks that hand on two streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(TwoStreams() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels, patches = x[..., :6].repeat(3, 1, 1), x[:, :3]
+        for block in self.blocks:
+            pixels, patches = block(pixels, patches)
+        return patches
+
+
+def test_it_is_said_which_of_two_streams_is_measured(tmp_path: Path) -> None:
+    model, x = TransformerInTransformer(), torch.randn(2, 5, WIDTH)
+    with rankscope.watch(model, "mu") as w:
+        model(x)
+    with Monitor(model, "mu", run=tmp_path, every=9, probe=x, alarms=()) as monitor:
+        pass
+    of_width = f"5 tokens of each sample were measured, not the 3 of width {WIDTH}"
+    assert f"Blocks hand on two streams of tokens: {of_width}." in w.notes
+    assert f"Blocks hand on two streams of tokens: {of_width}" in monitor.notes

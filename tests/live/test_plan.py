@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import MetricError, RankscopeError, TokensError, WatchError
@@ -103,3 +103,28 @@ def test_the_modules_that_a_watch_is_given_are_those_that_it_would_find() -> Non
         plan = make_plan(model, blocks=blocks)
         in_blocks, _ = WatchedBlocks(model, plan.blocks).modules()
         assert list(plan.in_blocks) == in_blocks
+
+
+class Skipping(nn.Module):
+    """Two stacks, the second of which takes the first's states beside its own, mixed outside of its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.out_blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.mix = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = []
+        for block in self.in_blocks:
+            states.append(x := block(x))
+        for block in self.out_blocks:
+            x = block(self.mix(torch.cat([x, states.pop()], -1)))
+        return x
+
+
+@pytest.mark.parametrize(("named", "words"), [(None, "blocks found in it"), ("out_blocks", "blocks named")])
+def test_a_refusal_speaks_of_named_blocks_where_some_were_named(named: str | None, words: str) -> None:
+    with raises(WatchError, subject="blocks") as caught, rankscope.watch(Skipping(), "mu", blocks=named) as w:
+        w.model(torch.randn(2, 5, 8))
+    assert words in str(caught.value)

@@ -1,5 +1,6 @@
 """What counts as a call, as a layer and as a sample."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -271,3 +272,26 @@ def test_reading_between_calls_changes_nothing() -> None:
             assert curves(often).shape == (2 * (k + 1), 4)
             assert often.notes
     assert torch.equal(curves(often), curves(once))
+
+
+def test_many_calls_are_kept_as_their_numbers() -> None:
+    """No tensor or object for each number, and the numbers are those of every call by itself."""
+    model, inputs = Loop(), [torch.randn(2, 3 + k % 4, WIDTH) for k in range(9)]
+    options: dict[str, Any] = {"blocks": ["first", "second", "second"]}
+    alone = []
+    for x in inputs:
+        with torch.no_grad(), rankscope.watch(model, ALL[:1], **options) as w:
+            model(x)
+        alone.append(w.profile().curve("mu"))
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(type(x) is Tensor for x in gc.get_objects())
+
+    with torch.no_grad(), rankscope.watch(model, ALL[:1], **options) as w:
+        before = tensors()
+        for k in range(900):
+            model(inputs[k % 9])
+        assert w.stacks[""].readings
+        assert tensors() - before < 3 * 900, "a mean of less than three for the twelve numbers of a call"
+    assert torch.equal(w.profile().curve("mu"), torch.cat([alone[k % 9] for k in range(900)]))

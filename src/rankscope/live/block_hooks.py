@@ -6,18 +6,17 @@ list itself is never called: `ListedParts` makes one block of them.
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from rankscope.live.attention import WatchedBlocks
+from rankscope.live.hooks import Hooks
 from rankscope.live.recorder import Recorder
 
-Hook = Callable[..., None]
+HookFunction = Callable[..., None]
 
 
 class BlockHooks:
@@ -33,10 +32,10 @@ class BlockHooks:
         # Modules around the blocks come first when they are called and last when they return, as the model may itself
         # be a block.
         outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
-        self.calls: list[tuple[nn.Module, Hook]] = [
+        self.calls: list[tuple[nn.Module, HookFunction]] = [
             (module, partial(recorder.begin_call, alone=module is not blocks.model)) for module in outer
         ]
-        self.returns: list[tuple[nn.Module, Hook]] = []
+        self.returns: list[tuple[nn.Module, HookFunction]] = []
         left, lists = _on_return(recorder.leave_block), ListedParts(recorder)
         part_left = _on_return(lists.part_returned)
         for block in blocks:
@@ -53,27 +52,24 @@ class BlockHooks:
         ended = _on_return(lambda module, output, failed: recorder.end_call(failed))
         self.returns += [(module, ended) for module in outer]
 
-    def before(self, stack: ExitStack) -> None:
-        """Hook what is called, until the stack is closed."""
-        stack.callback(_remove, [m.register_forward_pre_hook(hook, with_kwargs=True) for m, hook in self.calls])
+    def before(self, hooks: Hooks) -> None:
+        """Hook what is called, until the hooks are closed."""
+        for module, hook in self.calls:
+            hooks.attach(module, hook, before=True, with_kwargs=True)
 
-    def after(self, stack: ExitStack) -> None:
-        """Hook what returns, until the stack is closed."""
-        stack.callback(_remove, [m.register_forward_hook(hook, always_call=True) for m, hook in self.returns])
+    def after(self, hooks: Hooks) -> None:
+        """Hook what returns, until the hooks are closed."""
+        for module, hook in self.returns:
+            hooks.attach(module, hook, always_call=True)
 
 
-def _on_return(returned: Callable[[nn.Module, Any, bool], None]) -> Hook:
+def _on_return(returned: Callable[[nn.Module, Any, bool], None]) -> HookFunction:
     """A hook that calls `returned` with the module, its output and whether it failed, also while it raises."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         returned(module, output, output is None and sys.exc_info()[0] is not None)
 
     return hook
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def modules_around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
@@ -130,6 +126,8 @@ class ListedParts:
 
     def part_called(self, block: nn.Module, part: nn.Module, args: Any, kwargs: Any) -> None:
         """A part of a block is called: a new block begins where it is another's, or was called before."""
+        if self.recorder.runs_elsewhere():
+            return
         if block is not self.block or part in self.called:
             self.end_block()
             self.block = block
@@ -141,13 +139,15 @@ class ListedParts:
 
     def part_returned(self, part: nn.Module, output: Any, failed: bool) -> None:
         """A part has returned; if it failed, so did its block."""
+        if self.recorder.runs_elsewhere():
+            return
         self.output = output
         if failed:
             self.end_block(failed)
 
     def end_block(self, failed: bool = False) -> None:
         """No more parts of the running block come: report that it was left."""
-        if self.block is not None:
+        if self.block is not None and not self.recorder.runs_elsewhere():
             block, output = self.block, self.output
             if self.branches and isinstance(output, Tensor):
                 output = output.detach() + self.taken.detach()

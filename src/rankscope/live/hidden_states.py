@@ -11,7 +11,7 @@ and transformers' layers say which they do; of any other, attention in the first
 next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -139,12 +139,39 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b.to(a.device)) | (a.isnan() & b.to(a.device).isnan())).all())
 
 
-def refuse_streams(shape: Sequence[int], calls: Sequence[Mapping[str, object]]) -> None:
-    """Refuse hidden states `[batch, token, stream, width]`, of which ids or embeddings show that they are no grid."""
-    given = [call.get(name) for call in calls for name in ("input_ids", "inputs_embeds")]
-    if len(shape) == 4 and any(isinstance(x, Tensor) and x.shape[:2] == shape[:2] for x in given):
-        came = f"{tuple(shape)} came, with {shape[1]} tokens in {shape[2]} streams: watch no such model"
-        raise WatchError(f"blocks must take hidden states [batch, token, width]; {came}", subject="blocks")
+def sizes_in(values: Iterable[object]) -> list[tuple[int, int]]:
+    """(batch, token) of each argument that is ids or a mask `[batch, token]`, or embeddings `[batch, token, width]`."""
+    tensors = [x for x in values if isinstance(x, Tensor) and x.ndim == (3 if x.is_floating_point() else 2)]
+    return [(x.shape[0], x.shape[1]) for x in tensors]
+
+
+def rows_and_columns(shape: Sequence[int], sizes: Iterable[tuple[int, int]], block: nn.Module) -> str:
+    """A sentence that hidden states of this shape, of four axes, are read as `[batch, row, column, width]`.
+
+    Args:
+        shape: What the first block takes.
+        sizes: What `sizes_in` gives for the arguments of the call.
+        block: The first block, whose weights tell its width.
+
+    Raises:
+        WatchError: They are `[batch, token, stream, width]`, or `[batch, channel, row, column]`.
+    """
+    first, second, third, last = shape
+    came = f"{tuple(shape)} came"
+    if (first, second) in sizes:
+        sentence = "blocks must take hidden states [batch, token, width]"
+        raise WatchError(
+            f"{sentence}; {came}, {second} tokens in {third} streams: watch no such model", subject="blocks"
+        )
+    linear = {part.in_features for part in block.modules() if isinstance(part, nn.Linear)}
+    norms = {part.normalized_shape[-1] for part in block.modules() if isinstance(part, nn.LayerNorm)}
+    if second in linear | norms and last not in linear | norms:
+        sentence = "blocks must take tokens [batch, row, column, width]"
+        way = "name blocks inside of these with blocks="
+        raise WatchError(f"{sentence}; {came}, with {second} channels before rows and columns: {way}", subject="blocks")
+    return (
+        f"Hidden states of four axes were read as tokens in rows and columns, [batch, row, column, width]: {came[:-5]}"
+    )
 
 
 def floating_tensors(values: object) -> list[Tensor]:

@@ -1,18 +1,19 @@
 """What a model is made of: its modules and parameters, and what wraps or compiles it.
 
-Called by `watch`, by `plan.py` and `blocks.py` (which find the blocks) and by `Monitor`; calls torch alone.
+Called by `watch`, by `plan.py` and `blocks.py` (which find the blocks) and by `Monitor`; calls `hooks.py` and torch.
 `submodules` walks `_modules` itself: `nn.Module.modules()` also builds the name of every module, which is
 most of what finding the blocks of a small model costs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.hooks import Hooks
 
 # (package, class) of modules that hold the model as `module` and call it unchanged.
 WRAPPERS = {("torch", name) for name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")}
@@ -85,9 +86,9 @@ def parts_in(blocks: Iterable[nn.Module]) -> list[nn.Module]:
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[..., None], **options: bool) -> Iterator[None]:
     """Inside, every one of these modules has this forward hook."""
-    with ExitStack() as hooks:
+    with Hooks() as hooks:
         for module in modules:
-            hooks.callback(module.register_forward_hook(hook, **options).remove)
+            hooks.attach(module, hook, **options)
         yield
 
 

@@ -110,6 +110,8 @@ def _layer_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals) 
         sentences.append(f"{blocks}: layers are numbered in the order of the calls.")
     if totals.samples and results["layout"] is None:
         sentences.append(f"{layout_note(plan)}.")
+    if totals.samples:
+        sentences += [f"{remark}." for remark in plan.remarks]
     for layer in results["layers_not_taken_as_they_were"]:
         between = f"between layers {layer} and {layer + 1}"
         sentences.append(f"Something stands {between}: what the second takes is not what the first gave.")

@@ -26,6 +26,9 @@ from rankscope.metrics.residuals import from_norms
 from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
+# Names of parameters that are tokens beside those of the input.
+SPECIAL_TOKENS = {"cls_token", "class_token", "class_embedding", "cls_embed", "dist_token", "distillation_token"}
+SPECIAL_TOKENS |= {"register_tokens", "reg_token", "storage_tokens", "memory_tokens", "mem_tokens"}
 KEPT = ("states", "attention", "embeddings")  # tensors that a watch can keep
 Layers = Sequence[int] | Mapping[str, Sequence[int]] | None  # to measure: of each stack, or by stack
 PaddingOption = Tensor | Literal["model", "none"]
@@ -56,6 +59,7 @@ class WatchPlan:
     tensor_parallel: TensorParallel | None = None  # the processes that share the blocks, if several do
     left_out: LeftOut = field(default_factory=LeftOut)  # parts of the model that do not count while it is watched
     in_blocks: Sequence[nn.Module] = ()  # all modules in the blocks, as they were when the plan was made
+    remarks: dict[str, None] = field(default_factory=dict)  # on how tokens were read, without a full stop
     unmasked: bool = False  # a call said nothing of padding where it was looked for
     tokens: int | None = None  # of the longest sample of the last call that a monitor read; None if it has read none
     called: dict[int, int] = field(default_factory=dict)  # by layer, the place of its block in `blocks`, from 1
@@ -121,6 +125,8 @@ def make_plans(
             for name, option in by_stack.items()
         }
         plans[stack] = make_plan(model, metrics, blocks=named, stack_name=stack, **of_stack, **options)
+        plans[stack].blocks_named = blocks is not None
+    _remark_on_special_tokens(model, plans)
     return plans
 
 
@@ -183,13 +189,43 @@ def make_plan(
         grid=tokens_in_rows_and_columns(in_blocks),
         padding=known_padding,
         padding_from_model=known_padding is None and padding == "model",
-        blocks_named=blocks is not None,
         decoder=bool(around_both) or is_decoder(model, stack),
         around_both=around_both,
         attention=tuple(attention),
         tensor_parallel=tensor_parallel,
         in_blocks=in_blocks,
     )
+
+
+def _remark_on_special_tokens(model: nn.Module, plans: Mapping[str, WatchPlan]) -> None:
+    """Remark on tokens that a model adds to those of its input, such as the class token of a ViT, in the plans of the
+    stacks nearest to them."""
+    in_blocks = {part for plan in plans.values() for part in plan.in_blocks}
+    if not any(SPECIAL_TOKENS & part._parameters.keys() for part in submodules(model) if part not in in_blocks):
+        return
+    found: dict[str, list[str]] = {}
+    paths = {stack: (plan.stack or _name_of(model, plan.blocks[0])).split(".") for stack, plan in plans.items()}
+    every = [*paths.values(), *(name.split(".") for name in stacks(model))]
+    for name, weight in model.named_parameters():
+        *path, last = name.split(".")
+        if last not in SPECIAL_TOKENS:
+            continue
+        nearest = max(_shared(path, other) for other in every)
+        for stack in (stack for stack, other in paths.items() if _shared(path, other) == nearest):
+            found.setdefault(stack, []).append(f"{weight.numel() // weight.shape[-1]} of {last}")
+    for stack, words in found.items():
+        counted = "where they pass through the blocks they are counted among the tokens"
+        what = f"The model adds tokens that stand for no part of its input ({', '.join(words)})"
+        plans[stack].remarks[f"{what}: {counted}"] = None
+
+
+def _name_of(model: nn.Module, module: nn.Module) -> str:
+    return next(name for name, part in model.named_modules() if part is module)
+
+
+def _shared(path: Sequence[str], other: Sequence[str]) -> int:
+    """How many steps two dotted names have in common."""
+    return next((k for k, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), min(len(path), len(other)))
 
 
 @cache

@@ -13,11 +13,17 @@ The hooks of `block_hooks.py`, the observer of attention and the hooks on router
 
 Layers are numbered by the order of calls within one call of the model, so that one module called twelve times
 is twelve layers; a block that is passed over leaves its number out. `watch.py` and `notes.py` read the totals.
+
+Where several threads call the model, one call is measured at a time: of a thread whose call begins meanwhile no event
+counts, and its call is left out.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from threading import Lock, Thread, current_thread, get_ident
+from time import sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +37,14 @@ from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.first_input import FirstInput
-from rankscope.live.hidden_states import BlockChain, candidates_in, continuation, hidden_states_in, refuse_streams
+from rankscope.live.hidden_states import (
+    BlockChain,
+    candidates_in,
+    continuation,
+    hidden_states_in,
+    rows_and_columns,
+    sizes_in,
+)
 from rankscope.live.modules import own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import KEPT, WatchPlan
@@ -39,11 +52,14 @@ from rankscope.live.processes import in_trial_of_stage
 from rankscope.live.routing import RoutingReadings, routing_in
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.live.tensor_parallel import refuse_context_parallel, token_counts
+from rankscope.metrics import Metric, Reading
 from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
+MEANWHILE = "it ran in another thread while a call was measured"
+TOGETHER = 2**8  # calls whose readings are packed together
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
 
 
@@ -67,12 +83,39 @@ class ModelCall:
         self.first: FirstInput | None = None  # what the first block took
         self.left_out = False  # found to be a call that is not measured, after its first block was entered
         self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
+        self.beside: list[Tensor] = []  # of other shapes than the hidden states, returned by the last block
         self.left: list[int] = []  # layers whose block has returned
         self.chain = BlockChain()  # follows the hidden states from block to block
         self.mask: str | None = None  # the argument that said which tokens are padding
         self.readings: CallReadings | None = None  # until the first block is entered
         self.blocks: dict[int, nn.Module] = {}  # by layer, those that were entered
         self.failure: Exception | None = None  # the first error, where it has to wait for the end of the call
+
+
+class PackedReadings:
+    """The readings of many calls as one tensor of numbers on the CPU; each small tensor would take a kilobyte."""
+
+    def __init__(self, readings: Sequence[tuple[int, int, Readings]]) -> None:
+        layouts: dict[Any, Any] = {}  # each is kept once
+        self._rows: list[tuple[int, int, tuple[tuple[Metric, torch.Size], ...]]] = []
+        parts: list[Tensor] = []
+        for layer, start, rows in readings:
+            layout = tuple((metric, reading.value.shape) for metric, reading in rows)
+            self._rows.append((layer, start, layouts.setdefault(layout, layout)))
+            parts += [x.flatten() for _, of in rows for x in (of.value, of.log10, of.floor)]
+        alike = len({x.device for x in parts}) == 1  # then one copy brings all of them
+        self._numbers = torch.cat(parts if alike else [x.cpu() for x in parts]).cpu()
+
+    def rows(self) -> Iterator[tuple[int, int, Readings]]:
+        """(layer, first sample, readings) of all calls, as they were."""
+        at = 0
+        for layer, start, layout in self._rows:
+            readings: Readings = []
+            for metric, shape in layout:
+                numbers = self._numbers[at : at + 3 * shape.numel()].view(3, *shape)
+                readings.append((metric, Reading(*numbers.unbind())))
+                at += numbers.numel()
+            yield layer, start, readings
 
 
 class WatchTotals:
@@ -86,10 +129,10 @@ class WatchTotals:
         self.layers_with_attention: set[int] = set()
         self.later_attention = 0  # after the first of a block
         self.other_attention = 0  # not of a block's tokens to themselves
-        self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one
+        self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one, at most
         self.float32_inside = False  # a model in float64 computed attention in float32
         self.last_batch: TokenBatch | None = None  # the tokens of the last call
-        self.padded_tokens: list[Tensor] = []  # their number, of each call
+        self.padded_tokens: list[Tensor] = []  # their numbers, which are to be added up
         self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
         self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
         self.unsure_layers: set[int] = set()  # layers of which several tensors could be the hidden states
@@ -100,6 +143,7 @@ class WatchTotals:
         self.arithmetic: torch.dtype | None = None
         self.kept: dict[str, dict[int, list[Tensor]]] = {of: defaultdict(list) for of in KEPT}
         self._readings: list[tuple[int, int, Readings]] = []  # (layer, first sample, readings)
+        self._packed: list[PackedReadings] = []  # those of earlier calls
         self._broken: list[tuple[int, Tensor]] = []  # (layer, whether its states hold NaN or infinity)
         self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
         self._waiting_entries = 0  # of these states
@@ -114,7 +158,7 @@ class WatchTotals:
     def readings(self) -> list[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls."""
         self._read_ended()
-        return self._readings
+        return [row for packed in self._packed for row in packed.rows()] + self._readings
 
     @property
     def broken_states(self) -> list[tuple[int, Tensor]]:
@@ -136,7 +180,7 @@ class WatchTotals:
         self.float32_inside |= attention.float32_inside
         self._ended.append((self.samples, readings.states))
         self._waiting_entries += readings.states.waiting_entries
-        if self._waiting_entries >= WAITING:
+        if self._waiting_entries >= WAITING or len(self._ended) >= TOGETHER:
             self._read_ended()
         self.samples += readings.batch.shape[0]
         self.last_batch = readings.batch
@@ -153,6 +197,21 @@ class WatchTotals:
         for start, states in ended:
             self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
             self._broken += [(states.number(layer), broken) for layer, broken in states.broken]
+        if len(ended) >= TOGETHER or len(self._readings) >= TOGETHER * max(1, len(self.calls_per_layer)):
+            self._pack()
+
+    def _pack(self) -> None:
+        """Keep what was read so far in fewer and smaller objects."""
+        if self._readings:
+            self._packed.append(PackedReadings(self._readings))
+        self._readings = []
+        broken: dict[int, Tensor] = {}
+        for layer, x in self._broken:
+            broken[layer] = x | broken[layer].to(x.device) if layer in broken else x
+        self._broken = list(broken.items())
+        for numbers, joined in ((self.row_sum_defects, torch.amax), (self.padded_tokens, torch.sum)):
+            if numbers:
+                numbers[:] = [joined(torch.stack([x.to(numbers[0].device) for x in numbers]), 0)]
 
 
 def event(method: Callable[..., None]) -> Callable[..., None]:
@@ -191,8 +250,12 @@ class Recorder:
         self.projections = (
             OutputProjectionFinder(self.on_contributions, plan.tensor_parallel) if plan.wants("heads") else None
         )
-        self.call: ModelCall | None = None  # the call that is being measured
-        self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
+        self._call: ModelCall | None = None  # the call that is being measured
+        self._thread: Thread | None = None  # that it runs in
+        self._made_in = get_ident()
+        self._stopping = False  # no call is to begin
+        self._turn = Lock()  # held while a call begins
+        self._depths: Counter[int] = Counter()  # by thread: calls of the model and around its blocks that run
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
         self.weights = own_parameters(modules)  # of all modules in the blocks
         self.multihead = multihead_modules(modules)
@@ -200,34 +263,53 @@ class Recorder:
         self._tracer: FunctionTracer | None = None
         self._follows = False  # whether the tracer does
 
+    @property
+    def call(self) -> ModelCall | None:
+        """The call that is being measured, for the thread that it runs in; None for others."""
+        return self._call if self._thread is current_thread() else None
+
+    def runs_elsewhere(self) -> bool:
+        """True while a call is measured that runs in another thread."""
+        thread = self._thread
+        return thread is not None and thread is not current_thread() and thread.is_alive()
+
     @event
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
         """Begin a call of the model, or, `alone`, of a module around the blocks; a call inside a call is part of it."""
-        if not self._depth and torch._C._current_graph_task_id() != -1:  # a backward pass repeats an earlier call
+        thread = get_ident()
+        if not self._depths[thread] and torch._C._current_graph_task_id() != -1:  # a backward pass repeats a call
             return
-        self._depth += 1
+        self._depths[thread] += 1
         arguments = arguments_of(model, args, kwargs)
         arguments.of_encoder_too = model in self.plan.around_both
-        if self._depth > 1:
+        if self._depths[thread] > 1:
             if self.call is not None and self.call.readings is None:
                 self.call.arguments.append(arguments)
             return
-        self.totals.calls += 1
+        with self._turn:
+            self.totals.calls += 1
+            if (why := self._reason_to_leave_out(model, arguments)) is not None:
+                self.totals.calls_left_out[why] += 1
+                return
+            self._thread = current_thread()
+        refuse_context_parallel()
         if self.projections is not None:
             self.projections.reset()
+        self._call = ModelCall(arguments, alone)
+        if self.plan.training_only and model.training and not self._trained:
+            self._drop_evaluations()
+
+    def _reason_to_leave_out(self, model: nn.Module, arguments: Mapping[str, Any]) -> str | None:
+        """Why a call that begins is not measured, in words; None if it is."""
         if continues_from_cache(arguments):
-            self.totals.calls_left_out[CACHED] += 1
-        elif self.plan.training_only and not torch.is_grad_enabled():
-            self.totals.calls_left_out["it computed no gradients"] += 1
-        elif self.plan.training_only and in_trial_of_stage():
-            self.totals.calls_left_out["it was torch's trial of a pipeline stage"] += 1
-        elif self.plan.training_only and self._trained and not model.training:
-            self.totals.calls_left_out[EVALUATION] += 1
-        else:
-            refuse_context_parallel()
-            self.call = ModelCall(arguments, alone)
-            if self.plan.training_only and model.training and not self._trained:
-                self._drop_evaluations()
+            return CACHED
+        if self.plan.training_only and not torch.is_grad_enabled():
+            return "it computed no gradients"
+        if self.plan.training_only and in_trial_of_stage():
+            return "it was torch's trial of a pipeline stage"
+        if self.plan.training_only and not model.training and (self._trained or get_ident() != self._made_in):
+            return EVALUATION
+        return MEANWHILE if self._stopping or self.runs_elsewhere() else None
 
     def _drop_evaluations(self) -> None:
         """Forget what was read in eval mode: in a step with calls in train mode those are the training batches."""
@@ -236,16 +318,25 @@ class Recorder:
         if before.samples:
             self.totals.calls_left_out[EVALUATION] += 1
 
-    @event
     def end_call(self, failed: bool) -> None:
         """End a call. Only the end of the outermost one counts: what was read is added, unless that call failed. If
         none was begun, as where a backward pass repeats one, nothing happens."""
-        if not self._depth:
+        thread = get_ident()
+        if not self._depths[thread]:
             return
-        self._depth -= 1
-        if self._depth:
+        self._depths[thread] -= 1
+        if self._depths[thread]:
             return
-        call = self._forget_call()
+        del self._depths[thread]
+        if not self.runs_elsewhere():
+            try:
+                self._finish(self._forget_call(), failed)
+            finally:
+                self._thread = None
+
+    @event
+    def _finish(self, call: ModelCall | None, failed: bool) -> None:
+        """Add what was read of a call that has ended."""
         if call is None or call.left_out:  # and counted before
             return
         if failed:
@@ -256,24 +347,42 @@ class Recorder:
         if call.readings is not None:
             self._check_and_add(call, call.readings)
 
-    def interrupt(self) -> None:
-        """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, no call is measured, and none has begun: a call of another thread has come to its end, one of this
+        thread was interrupted (torch calls no hook while KeyboardInterrupt passes)."""
+        self._stopping = True
+        while True:
+            with self._turn:
+                if not self.runs_elsewhere():
+                    self._thread = current_thread()
+                    break
+            sleep(0.001)
         if self.call is not None and not self.call.left_out:
             self.totals.calls_left_out["it was interrupted"] += 1
-        self._depth = 0
+        self._depths.clear()
         self._forget_call()
+        try:
+            yield
+        finally:
+            self._depths.clear()
+            self._thread, self._stopping = None, False
 
     @event
     def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enter a block: its layer gets a number, and what the first block takes is layer 0."""
         call = self.call
         if call is None or call.left_out:
-            self.totals.blocks_outside += not self._depth
+            self.totals.blocks_outside += not self._depths[get_ident()]
             return
         call.order.append(self._position[id(block)])
         call.layer = max(call.layer + 1, call.order[-1])
         call.blocks[call.layer], self.plan.called[call.layer] = block, call.order[-1]
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
+        for x in call.beside:
+            if call.readings is not None and any(x is y for y in taken):
+                read = f"{call.readings.batch.shape[1]} tokens of each sample were measured, not the {x.shape[1]}"
+                self.plan.remarks[f"Blocks hand on two streams of tokens: {read} of width {x.shape[2]}"] = None
         before, alone = call.chain.held, not call.open and self.plan.tensor_parallel is None
         if handed_on := alone and bool(taken) and call.chain.handed_on(taken[0]):
             states = [taken[0]]
@@ -289,7 +398,9 @@ class Recorder:
             if not handed_on and len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.readings.states.read(*settled)
         elif call.first is None:
-            refuse_streams(candidates_in(taken, self.plan.grid)[0].shape, call.arguments)
+            if (first := candidates_in(taken, self.plan.grid)[0]).ndim == 4:
+                given = sizes_in(value for arguments in call.arguments for value in arguments.values())
+                self.plan.remarks[rows_and_columns(first.shape, given, block)] = None
             decoder = self.plan.decoder and not call.alone  # called by itself it has no encoder beside it
             calls = [*call.arguments, arguments_of(block, args, kwargs)]
             call.first = FirstInput(self.plan, states[0], calls, decoder, was_read=bool(self.totals.samples))
@@ -325,6 +436,7 @@ class Recorder:
         states = self._hidden_states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
         if (hidden := call.chain.gave(layer, self._whole(states), taken)) is not None:
             call.readings.states.read(layer, hidden)
+            call.beside = [x for x in candidates_in(output) if x.shape != hidden.shape]
         if self.projections is not None:
             self.projections.block_left(block)
 
@@ -415,9 +527,11 @@ class Recorder:
 
     def _forget_call(self) -> ModelCall | None:
         """End the call that is being measured, also for those who follow the blocks, and return it."""
+        if self._thread is not current_thread():
+            return None
         for listener in reversed(self._listeners()):
             listener.call_ended()
-        call, self.call = self.call, None
+        call, self._call = self._call, None
         return call
 
     def _hidden_states(self, values: object, where: str, needed: bool) -> list[Tensor]:

@@ -7,7 +7,6 @@ routers (`routing.py`); all report to its recorder (`recorder.py` has the order 
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -20,8 +19,9 @@ from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention.head_outputs import projections_hooked
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.block_hooks import BlockHooks
+from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import LeftOut
-from rankscope.live.modules import hooked, parts_in
+from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan
 from rankscope.live.recorder import CACHED, Recorder
@@ -47,6 +47,7 @@ class StackWatch:
         *,
         compiled: bool = False,
         contained: bool = False,
+        of_this_thread: bool = False,
         modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
     ) -> None:
         self.model, self.plan = model, plan
@@ -54,12 +55,13 @@ class StackWatch:
         self._blocks = WatchedBlocks(model, plan.blocks)
         in_blocks, everywhere = self._blocks.modules() if modules is None else modules
         self._modules, self._contained = (in_blocks, everywhere), contained
+        self._of_this_thread = of_this_thread
         self._recorder = Recorder(plan, self._blocks, in_blocks, contained)
         self._removal = Removal(model, plan) if plan.left_out else None
         self._hooks = BlockHooks(self._blocks, self._recorder)
         self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
-        self._stack: ExitStack | None = None  # hooks and contexts that leaving undoes; None outside
+        self._stack: Hooks | None = None  # hooks and contexts that leaving undoes; None outside
 
     def __repr__(self) -> str:
         return f"StackWatch({type(self.model).__name__}, {self.samples} samples in {self.calls} calls)"
@@ -68,7 +70,7 @@ class StackWatch:
         if self._stack is not None:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
         plan, recorder = self.plan, self._recorder
-        with ExitStack() as stack:
+        with Hooks(self._of_this_thread) as stack:
             if plan.tensor_parallel is not None:
                 meeting = f"watch/{processes.next_number('watch')}"
                 processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)
@@ -97,8 +99,11 @@ class StackWatch:
     def __exit__(self, kind: object, *_: object) -> None:
         assert self._stack is not None
         stack, self._stack = self._stack, None
-        self._recorder.interrupt()
-        stack.close()
+        try:
+            with self._recorder.stopped():
+                stack.close()
+        finally:
+            stack.close()
         if self._removal is not None and kind is None:
             self._removal.check()
 
@@ -212,10 +217,11 @@ class StackWatch:
             raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})", subject="keep")
         return dict(sorted(self._recorder.totals.kept[what].items()))
 
-    def _observe_attention(self, stack: ExitStack) -> None:
+    def _observe_attention(self, hooks: Hooks) -> None:
         """Attach the first observer that applies; one watch at a time may observe a block."""
         blocks = self._blocks
-        if any(block in _observed for block in blocks):
+        parts = submodules(*blocks)
+        if not _observed.isdisjoint(parts) or not set(submodules(*_observed)).isdisjoint(blocks):
             raise WatchError("attention of this model is watched already: leave that watch first", subject="attention")
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:
@@ -223,7 +229,7 @@ class StackWatch:
             what = f"attention of {type(self.model).__name__} must be visible to an observer ({ways}); none applies"
             raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
         _observed.update(blocks)
-        stack.callback(_observed.difference_update, blocks)
-        sentence = stack.enter_context(observer.attach(blocks, self._on_attention))
+        hooks.callback(_observed.difference_update, blocks)
+        sentence = hooks.enter_context(observer.attach(blocks, self._on_attention))
         if sentence is not None:
             self._changes[sentence] = None

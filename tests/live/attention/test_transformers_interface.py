@@ -262,3 +262,23 @@ def test_functions_of_others_have_no_scores() -> None:
     assert InterfaceCall(eager, (output, None), nn.Module(), args, own).scores() is None
     assert InterfaceCall(eager, (output, q @ q.mT), nn.Module(), args, own).scores() is not None
     assert InterfaceCall(flash_attention_forward, (output, None), nn.Module(), args, own).scores() is not None
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_attention_of_a_module_and_of_a_part_of_it_has_one_watch(outer_first: bool) -> None:
+    layers = 2
+    model = hf.BertModel(hf.BertConfig(**SIZES | {"num_hidden_layers": layers})).eval()
+    inner = model.encoder.layer[0]
+    watches = [rankscope.watch(model, "entropy"), rankscope.watch(inner, "entropy", blocks=[inner.attention])]
+    first, second = watches if outer_first else watches[::-1]
+    before = hf.AttentionInterface.get_interface
+    with torch.no_grad(), first:
+        with raises(WatchError, subject="attention"), second:
+            pass
+        model(IDS)
+    assert hf.AttentionInterface.get_interface == before
+    with torch.no_grad(), second:
+        model(IDS)
+    for w, count in zip(watches, (layers, 1), strict=True):
+        entropy = w.profile().curve("entropy")
+        assert entropy.shape[1] == count + 1 and entropy[:, 1:].isfinite().all()

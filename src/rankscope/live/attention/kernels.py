@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any
 
@@ -229,7 +230,10 @@ def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttenti
     for holder, name, function in _holders(blocks):
         if (id(holder), name) not in _replaced:
             _replaced[id(holder), name] = (holder, name, function)
-            setattr(holder, name, _reporting(function))
+            reporting = _reporting(function)
+            setattr(
+                holder, name, ReportingFunction(reporting, function) if isinstance(holder, nn.Module) else reporting
+            )
     _callbacks.append(callback)
     try:
         yield
@@ -264,6 +268,23 @@ def _original(function: Any) -> Any:
     if "_reported_function" in attributes:
         return _original(attributes["_reported_function"])
     return attributes.get("_torchdynamo_orig_callable", function)
+
+
+class ReportingFunction:
+    """A function that reports its calls, as a module holds it; copies and files of the module have the `original`."""
+
+    def __init__(self, reporting: Any, original: Any) -> None:
+        self.reporting, self.original = reporting, original
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """What the function returns."""
+        return self.reporting(*args, **named)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.original
+
+    def __reduce__(self) -> Any:
+        return resolve_name, (f"{self.original.__module__}:{self.original.__qualname__}",)
 
 
 def _reporting(function: Any) -> Any:

@@ -150,14 +150,28 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
     return (pattern.to(wide) @ V).transpose(1, 2)
 
 
+class _Off:
+    """In place of True while an encoder is watched: it counts as False, and a copy or a file of it is True."""
+
+    watches = 0
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> Any:
+        return bool, (True,)
+
+
 @contextmanager
 def without_nested_tensors(encoders: Sequence[nn.TransformerEncoder]) -> Iterator[bool]:
     """Inside, torch's encoders make no nested tensors, which hooked layers do not take; True if some would have."""
-    before = [encoder.use_nested_tensor for encoder in encoders]
+    using: list[Any] = [encoder for encoder in encoders if encoder.use_nested_tensor is not False]
+    for encoder in using:
+        encoder.use_nested_tensor = encoder.use_nested_tensor if isinstance(encoder.use_nested_tensor, _Off) else _Off()
+        encoder.use_nested_tensor.watches += 1
     try:
-        for encoder in encoders:
-            encoder.use_nested_tensor = False
-        yield any(before)
+        yield bool(using)
     finally:
-        for encoder, use in zip(encoders, before, strict=True):
-            encoder.use_nested_tensor = use
+        for encoder in using:
+            encoder.use_nested_tensor.watches -= 1
+            encoder.use_nested_tensor = encoder.use_nested_tensor if encoder.use_nested_tensor.watches else True

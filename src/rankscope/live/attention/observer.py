@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from rankscope.live.attention.scores import AnyScores
+from rankscope.live.hooks import Hook
 from rankscope.live.modules import submodules
 from rankscope.shapes import Bool, Float
 
@@ -133,8 +134,9 @@ class SelfReportingBlocks:
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
         """Inside, `on_attention` is one of the listeners of every block."""
         with ExitStack() as stack:
+            listener = Hook(on_attention)
             for block in blocks:
                 listeners: Any = block.attention_listeners
-                listeners.append(on_attention)
-                stack.callback(listeners.remove, on_attention)
+                listeners.append(listener)
+                stack.callback(listeners.remove, listener)
             yield

@@ -11,6 +11,7 @@ every function; `block_left` reports softmaxes that came to no values; the last,
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class FunctionTracer(TorchFunctionMode):
         if hidden_states is not None:
             self.from_tokens.add(hidden_states)
         if not self.depth:
+            self.thread = get_ident()  # torch keeps a stack of modes for each thread
             self._conversions.enter_context(conversions_followed(self.converted))
             self.__enter__()  # type: ignore[no-untyped-call]
         self.depth += 1
@@ -87,7 +89,7 @@ class FunctionTracer(TorchFunctionMode):
 
     def call_ended(self) -> None:
         """Switch off, also if a block was interrupted; not from inside a function, where an error may end the call."""
-        if self.depth and not self.busy:
+        if self.depth and not self.busy and self.thread == get_ident():
             self.depth = 1
             self.block_left(failed=True)
 

@@ -22,10 +22,11 @@ from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention.kernels import only_seen
 from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
 from rankscope.live.attention.scores import AttentionScores
+from rankscope.live.hooks import is_traced
 from rankscope.live.isolation import without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
-_callbacks: dict[nn.Module, OnAttention] = {}  # whom to report the attention of watched modules to, in all watches
+_callbacks: list[dict[nn.Module, OnAttention]] = []  # of each watch: whom to report the attention of a module to
 
 
 class TransformersInterface:
@@ -45,15 +46,14 @@ class TransformersInterface:
         callbacks = {part: on_attention for block in blocks for part in block.modules()}
         if not _callbacks:
             interface.get_interface = _reporting(interface.get_interface)
-        _callbacks.update(callbacks)
+        _callbacks.append(callbacks)
         try:
             owner: Any = huggingface_model(blocks.model, blocks)
             ran = f"Attention ran with {owner.config._attn_implementation}"
             sentence = f"{ran}; what is read of it was computed a second time, without dropout."
             yield None if owner.config._attn_implementation == "eager" else sentence
         finally:
-            for part in callbacks:
-                _callbacks.pop(part, None)
+            _callbacks.remove(callbacks)
             if not _callbacks:
                 interface.get_interface = interface.get_interface.__wrapped__
 
@@ -97,13 +97,13 @@ def _reporting(get_interface: Any) -> Any:
 
         def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = function(module, *args, **kwargs)
-            if module in _callbacks:
+            for on_attention in [callbacks[module] for callbacks in _callbacks if module in callbacks]:
                 call = InterfaceCall(function, result, module, args, kwargs)
                 parts: Any = {"scores": call.scores, "products": call.products}
-                _callbacks[module](AttentionCall(pattern=call.pattern, head_outputs=result[0].detach, **parts))
+                on_attention(AttentionCall(pattern=call.pattern, head_outputs=result[0].detach, **parts))
             return result
 
-        return attend
+        return function if is_traced() else attend
 
     return reporting_interface
 

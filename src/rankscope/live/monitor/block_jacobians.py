@@ -35,7 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rankscope.errors import MonitorError
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import candidates_in, exchanged, hidden_states_in, same
-from rankscope.live.modules import hooked
+from rankscope.live.hooks import Hooks
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.running_sums import MetricValues
@@ -93,9 +93,10 @@ class BlockCalls:
     def attached(self) -> Iterator[None]:
         """Inside, the blocks are hooked."""
         blocks = list(dict.fromkeys(self.plan.blocks))
-        with ExitStack() as stack, hooked(blocks, self._on_output):
+        with Hooks(of_this_thread=True) as hooks:
             for block in blocks:
-                stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)
+                hooks.attach(block, self._on_input, before=True, with_kwargs=True)
+                hooks.attach(block, self._on_output)
             yield
 
     def _on_input(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -271,7 +272,7 @@ class BlockJacobians:
     def _measure(self, model: nn.Module) -> MetricValues:
         plan = replace(self.plan, metrics=())
         recorded = BlockCalls(plan)
-        with StackWatch(model, plan) as watch, recorded.attached():
+        with StackWatch(model, plan, of_this_thread=True) as watch, recorded.attached():
             self.probe.call(model)
         values, before = MetricValues(), None
         for call in recorded.calls:

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
+from threading import get_ident
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rankscope.errors import MetricError, MonitorError
+from rankscope.live.hooks import Hook
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor import distributed
@@ -149,7 +151,7 @@ def preserved_when_called(model: nn.Module) -> Iterator[None]:
 
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # that a hook of all modules fires twice
-        stack.callback(register_module_forward_pre_hook(on_call).remove)
+        stack.callback(register_module_forward_pre_hook(Hook(on_call, get_ident())).remove)
         yield
 
 

@@ -11,8 +11,9 @@ measured, calls `record` again, which drops them.
   that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
 
 A training batch is a call of the model with gradients, in train mode; or in eval mode, as some fine-tune, if the step
-has none in train mode. An evaluation between two steps is not read, nor are forward passes that activation
-checkpointing repeats inside the backward pass, nor the trials that torch's pipeline schedules make of a stage.
+has none in train mode and the thread is that of `Monitor.step`. An evaluation between two steps, or in another thread
+beside them, is not read, nor are forward passes that activation checkpointing repeats inside the backward pass, nor the
+trials that torch's pipeline schedules make of a stage.
 
 Once a measurement has succeeded (`contained`), an error in a hook no longer reaches the model's call: the rest of the
 step is not read, and `values()` raises it.
@@ -21,6 +22,7 @@ step is not read, and `values()` raises it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,7 +33,14 @@ from rankscope.errors import MonitorError, WatchError
 from rankscope.live.attention.observer import AttentionCall
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.block_hooks import has_listed_parts, modules_around
-from rankscope.live.hidden_states import hidden_states_in, layout_in_attention, times_changed
+from rankscope.live.hidden_states import (
+    hidden_states_in,
+    layout_in_attention,
+    rows_and_columns,
+    sizes_in,
+    times_changed,
+)
+from rankscope.live.hooks import Hook, Hooks
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
 from rankscope.live.monitor.running_sums import MetricValues
@@ -48,14 +57,15 @@ _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
 def _called(
-    mask: Tensor | None, name: str, whole: Sequence[int], floating: Sequence[int], seen: Tensor, of: int,
-    training: bool, grad: bool,
+    mask: Tensor | None, name: str, whole: Sequence[int], floating: Sequence[int], sizes: Sequence[int], seen: Tensor,
+    of: int, training: bool, grad: bool,
 ) -> None:  # fmt: skip
     """Hand over that a call of the model begins, in this mode, with this padding mask under this argument's name and
-    with arguments, of whole and of floating numbers, that have so many tokens."""
+    with arguments, of whole and of floating numbers, that have so many tokens, and with these `sizes_in` them."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
         arguments = {} if mask is None else {name: mask}
-        measurement.guarded(measurement.begin_call, arguments, training, grad, (list(whole), list(floating)))
+        pairs = [*zip(sizes[::2], sizes[1::2], strict=True)]
+        measurement.guarded(measurement.begin_call, arguments, training, grad, (list(whole), list(floating)), pairs)
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
@@ -70,6 +80,8 @@ class TrainingCall:
     """One call of the model in a training step."""
 
     arguments: CallArguments  # that may say what is padding
+    training: bool  # in train mode
+    sizes: Sequence[tuple[int, int]]  # `sizes_in` its arguments
     counts: TokenCounts | None  # of tokens in its arguments; None if no hook around the blocks has said that it begins
     layer: int = 0  # read last
     position: int = 0  # of the block read last
@@ -110,35 +122,38 @@ class OperatorMeasurement:
         _by_id[id(self)] = self
         open_layout = not plan.layout_known and plan.tensor_parallel is None
         self.layout = LayoutFinder(plan, self.guarded) if open_layout else None
-        self._hooks: list[Any] = []
+        self._hooks = Hooks()
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
         outer = next(iter(modules_around(model, blocks[0])), model)
         self.of_encoder_too, self.library = outer in plan.around_both, library_of(outer)
         self.masks = mask_arguments_of(outer, plan.decoder, self.of_encoder_too)
-        on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
-        self._hooks.append(outer.register_forward_pre_hook(on_call, with_kwargs=True))
-        self._hooks.append(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
+        on_call = self._on_call
+        if outer is model:  # not compiled by themselves
+            torch._dynamo.decorators.skip_code(Hook.__call__.__code__)  # type: ignore[attr-defined]
+            on_call = torch._dynamo.disable(on_call)  # type: ignore[no-untyped-call]
+        self._hooks.attach(outer, on_call, before=True, with_kwargs=True)
+        self._hooks.attach(blocks[0], self._on_input, before=True, with_kwargs=True)
         if self.layout is not None:
-            self._hooks.append(blocks[0].register_forward_hook(self._on_first_left, always_call=True))
+            self._hooks.attach(blocks[0], self._on_first_left, always_call=True)
         for k, block in enumerate(dict.fromkeys(blocks)):
-            self._hooks.append(block.register_forward_hook(partial(self._on_output, k + 1)))
+            self._hooks.attach(block, partial(self._on_output, k + 1))
 
     @property
     def has_recorded(self) -> bool:
         """True if something was read since `record`."""
-        return self.call is not None or bool(self.recorded)
+        return bool(self.recorded) or any(call is not None for call in self._calls.values())
 
     def record(self, on: bool) -> None:
         """Drop what was read, and read the next step or not."""
-        self.recording, self.recorded = on, MetricValues()
-        self.call: TrainingCall | None = None
-        self.left_out = False  # the call that runs is no training batch
+        self.recording, self.recorded, self._thread = on, MetricValues(), get_ident()
+        self._calls: dict[int, TrainingCall | None] = {}  # by thread; None for one that is no training batch
         self.trained = False  # a call in train mode was read
         self.failure: Exception | None = None  # of a hook, after which nothing is read
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called, or if a hook failed."""
-        self.guarded(self._end_call)
+        for thread in list(self._calls):
+            self.guarded(self._end_call, thread)
         if self.failure is not None:
             raise self.failure
         values, self.recorded = self.recorded, MetricValues()
@@ -156,41 +171,45 @@ class OperatorMeasurement:
         except Exception as error:
             if not self.contained:
                 raise
-            self.failure, self.call, self.left_out = error, None, True
+            self.failure = error
 
     def close(self) -> None:
         """Remove the hooks from the model."""
         self.recording = False
         _by_id.pop(id(self), None)
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.close()
 
     def begin_call(
-        self, arguments: dict[str, Any], training: bool, grad: bool, counts: TokenCounts | None = None
-    ) -> None:
+        self, arguments: dict[str, Any], training: bool, grad: bool, counts: TokenCounts | None = None,
+        sizes: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
         """Begin to read a call of the model, with these arguments that may say what is padding, in train mode or not,
-        with gradients or not; `counts` are those of tokens in its arguments, if a hook around the blocks has announced
-        it. The first call in train mode drops what was read in eval mode: that was an evaluation."""
+        with gradients or not; `counts` and `sizes` are those of tokens in its arguments, if a hook around the blocks
+        has announced it. The first call in train mode drops what was read in eval mode: that was an evaluation."""
         if _in_backward():
             return
-        self._end_call()
-        self.left_out = not grad or (self.trained and not training) or in_trial_of_stage()
-        if self.left_out:
+        thread = get_ident()
+        self._end_call(thread)
+        evaluates = not training and (self.trained or thread != self._thread)
+        if not grad or evaluates or in_trial_of_stage():
+            self._calls[thread] = None
             return
         refuse_context_parallel()
         if training and not self.trained:
             self.trained, self.recorded = True, MetricValues()
-        self.call = TrainingCall(CallArguments(arguments), counts)
-        self.call.arguments.library, self.call.arguments.of_encoder_too = self.library, self.of_encoder_too
+        call = self._calls[thread] = TrainingCall(CallArguments(arguments), training, sizes, counts)
+        call.arguments.library, call.arguments.of_encoder_too = self.library, self.of_encoder_too
 
     def read_layer(self, position: int, x: Tensor, training: bool) -> None:
         """Read the metrics of the tokens that the block of this position returned; 0: that the first block takes."""
-        if _in_backward() or self.left_out:
+        thread = get_ident()
+        if _in_backward() or self._is_left_out(thread):
             return
-        ended = self.call is not None and not self.call.announced and self.call.layer == len(self.plan.blocks)
-        if self.call is None or (position == 0 and ended):
+        call = self._calls.get(thread)
+        ended = call is None or (position == 0 and not call.announced and call.layer == len(self.plan.blocks))
+        if ended and thread == self._thread:  # another thread may be in the midst of an evaluation
             self.begin_call({}, training, True)  # no hook around the blocks has said that a call begins
-        if (call := self.call) is None:
+        if (call := self._calls.get(thread)) is None:
             return
         if position == 0 and call.states is not None and (call.announced or not self.called_once):
             return  # the first block comes again: what it takes was read as the last layer
@@ -201,6 +220,8 @@ class OperatorMeasurement:
             if call.states is None:
                 together.begin_call(hidden, call.counts or ((), ()))
             hidden = together.whole(hidden)
+        if call.states is None and x.ndim == 4 and self.plan.grid:
+            self.plan.remarks[rows_and_columns(x.shape, call.sizes, self.plan.blocks[0])] = None
         if call.states is None:
             padding = self.plan.padding
             if self.plan.padding_from_model:
@@ -211,10 +232,14 @@ class OperatorMeasurement:
             call.states = StateReadings(self.plan, batch)
         call.states.read(layer, hidden)
 
-    def _end_call(self) -> None:
-        """Add what was read of the last call to what was recorded."""
-        call, self.call = self.call, None
-        if call is not None and call.states is not None:
+    def _is_left_out(self, thread: int) -> bool:
+        """True if the call that runs in this thread is no training batch."""
+        return self._calls.get(thread, self) is None
+
+    def _end_call(self, thread: int) -> None:
+        """Add what was read of a thread's last call to what was recorded, unless it is known for an evaluation."""
+        call = self._calls.pop(thread, None)
+        if call is not None and call.states is not None and (call.training or not self.trained):
             for layer, readings in call.states.all_readings():
                 self.recorded.add_readings(layer, readings)
 
@@ -226,13 +251,15 @@ class OperatorMeasurement:
                 mask = kwargs.get(name, args[position] if position < len(args) else None)
                 named = (name, mask) if isinstance(mask, Tensor) else named
             integers, floating = token_counts((*args, *kwargs.values()))
+            sizes = [size for pair in sizes_in((*args, *kwargs.values())) for size in pair]
             modes = (model.training, torch.is_grad_enabled())
-            _called(named[1], named[0], integers, floating, self.seen, id(self), *modes)
+            _called(named[1], named[0], integers, floating, sizes, self.seen, id(self), *modes)
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(iter(kwargs.values()), ())
         hidden = kwargs.get("hidden_states", first)
         follows = not torch.compiler.is_compiling() and self.recording and not _in_backward()
+        follows = follows and not self._is_left_out(get_ident())
         if follows and self.layout is not None and isinstance(hidden, Tensor) and self.layout.follow(hidden):
             return  # it is read when the block is left, and attention has shown its layout
         self._take(0, block, hidden)
@@ -261,9 +288,10 @@ class OperatorMeasurement:
         x = _tokens_in(values, type(block).__name__)
         _passed(local_tokens(x.detach()), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
-        if not compiling and x.requires_grad and not _in_backward() and self.call is not None:
-            layer, recorded = self.call.layer, self.recorded
-            if self.plan.measures(layer) and self.call.position == position:
+        call = None if compiling else self._calls.get(get_ident())
+        if call is not None and x.requires_grad and not _in_backward():
+            layer, recorded = call.layer, self.recorded
+            if self.plan.measures(layer) and call.position == position:
                 x.register_hook(lambda gradient: self._on_gradient(layer, recorded, gradient))  # type: ignore[no-untyped-call]
 
     def _on_gradient(self, layer: int, recorded: MetricValues, gradient: Tensor) -> None:
@@ -279,13 +307,16 @@ class LayoutFinder:
     def __init__(self, plan: WatchPlan, guarded: Callable[..., None]) -> None:
         self.plan = plan
         self.hidden: Tensor | None = None  # what the first block took; None outside of it
+        self.thread = 0  # that took it
+        self._of_thread = Lock()  # held from then on until the thread has left the block
         self.assumed = False  # some were read in the plan's layout, which nothing had shown
         self.tracer = FunctionTracer(lambda attention: guarded(self._on_attention, attention))
 
     def follow(self, hidden: Tensor) -> bool:
         """Follow these hidden states through the first block; False if their layout is known, or cannot be shown."""
-        if self.plan.layout_known or self.hidden is not None or hidden.ndim != 3:
+        if self.plan.layout_known or hidden.ndim != 3 or not self._of_thread.acquire(blocking=False):
             return False
+        self.thread = get_ident()
         self.hidden, self.version = hidden, times_changed(hidden)
         self.kept = hidden.detach().clone()  # the block may change them in place
         self.tracer.block_entered(hidden)
@@ -293,10 +324,12 @@ class LayoutFinder:
 
     def ended(self, failed: bool) -> Tensor | None:
         """The hidden states that were followed, to be read now; None if none were, or if the block failed."""
+        if self.hidden is None or self.thread != get_ident():
+            return None
         hidden, self.hidden = self.hidden, None
-        if hidden is not None:
-            self.tracer.block_left(failed=True)
-        if hidden is None or failed:
+        self.tracer.block_left(failed=True)
+        self._of_thread.release()
+        if failed:
             return None
         self.assumed |= not self.plan.layout_known
         return hidden if self.version == times_changed(hidden) else self.kept

@@ -245,6 +245,8 @@ class Monitor:
         for plan in [part.plan for part in self.inline] or self.plans.values():
             if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
                 notes.append(layout_note(plan))
+            if self.last is not None:
+                notes += [remark for remark in plan.remarks if remark not in notes]
             if plan.decoder and plan.unmasked:
                 counts = "padding of the decoder, if there is any, counts as tokens, as no mask of it was found"
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")

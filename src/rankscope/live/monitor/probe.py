@@ -26,7 +26,7 @@ from rankscope.errors import MonitorError, RankscopeError, WatchError
 from rankscope.live import processes
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
-from rankscope.live.modules import hooked
+from rankscope.live.hooks import Hooks
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.embeddings import ProbeEmbeddings
 from rankscope.live.monitor.running_sums import MetricValues
@@ -74,9 +74,10 @@ class TokenGradients:
         """Inside, the blocks are hooked."""
         if has_listed_parts(self.blocks):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
-        with ExitStack() as stack, hooked(self.blocks, self._on_output):
+        with Hooks(of_this_thread=True) as hooks:
             for block in self.blocks:
-                stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)
+                hooks.attach(block, self._on_input, before=True, with_kwargs=True)
+                hooks.attach(block, self._on_output)
             yield
 
     def known_edges(self) -> dict[int, GradientEdge]:
@@ -241,7 +242,10 @@ class Probe:
         of_gradients: dict[str, MetricValues] = {}
         with preserved_training_state(model), torch.set_grad_enabled(bool(gradients)):
             with ExitStack() as entered:
-                watches = {name: entered.enter_context(StackWatch(model, plan)) for name, plan in plans.items()}
+                watches = {
+                    name: entered.enter_context(StackWatch(model, plan, of_this_thread=True))
+                    for name, plan in plans.items()
+                }
                 for noted in gradients.values():
                     entered.enter_context(noted.attached())
                 output = self.call(model)

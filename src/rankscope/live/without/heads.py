@@ -7,7 +7,6 @@ so when the block returns.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
 from rankscope.live.attention.head_outputs import is_linear, takes_heads
 from rankscope.live.attention.multihead import multihead_modules
+from rankscope.live.hooks import Hooks
 from rankscope.live.modules import parts_in
 
 
@@ -30,29 +30,28 @@ class HeadsRemoval:
         self.outputs: Tensor | None = None  # what the heads of the running layer gave, `[batch, query, head, d]`
         self._weights: list[tuple[nn.Module, Tensor]] = []  # output projections, with the weights to give back
 
-    def attach(self, stack: ExitStack, entered: Callable[[int], None]) -> None:
-        """Hook blocks and what is in them, until the stack is closed; `entered` is called for each call of a block."""
-        stack.callback(self._restore)
+    def attach(self, hooks: Hooks, entered: Callable[[int], None]) -> None:
+        """Hook blocks and what is in them, until the hooks are closed; `entered` is called for each call of a block."""
+        hooks.callback(self._restore)
         for layer, block in self.blocks.items():
 
             def before(module: nn.Module, args: Any, layer: int = layer) -> None:
                 entered(layer)
                 self.layer, self.begun, self.done, self.outputs = layer, False, False, None
 
-            stack.callback(block.register_forward_pre_hook(before).remove)
-            stack.callback(block.register_forward_hook(self._left).remove)
+            hooks.attach(block, before, before=True)
+            hooks.attach(block, self._left)
             parts = parts_in([block])
             for attention in multihead_modules(parts):
-                stack.callback(attention.register_forward_pre_hook(self._mask_weight).remove)
+                hooks.attach(attention, self._mask_weight, before=True)
             for linear in filter(is_linear, parts):
-                stack.callback(linear.register_forward_pre_hook(self._mask_input).remove)
+                hooks.attach(linear, self._mask_input, before=True)
 
-    def attach_last(self, stack: ExitStack) -> None:
+    def attach_last(self, hooks: Hooks) -> None:
         """Attach the hooks that restore weights. They run after the observer's, which therefore computes its second
         pass without these heads."""
         for part in multihead_modules(parts_in(self.blocks.values())):
-            handle = part.register_forward_hook(lambda *_: self._restore(), always_call=True)
-            stack.callback(handle.remove)
+            hooks.attach(part, lambda *_: self._restore(), always_call=True)
 
     def on_attention(self, attention: AttentionCall) -> None:
         """Wait for the output projection, once the layer's attention of its tokens to themselves was seen."""

@@ -13,8 +13,8 @@ calls `attach` before its own hooks, which then see what goes on, and `attach_la
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from copy import copy
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
 from rankscope.live.block_hooks import modules_around
 from rankscope.live.hidden_states import candidates_in, floating_tensors
+from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import several_layers
 from rankscope.live.plan import WatchPlan
 from rankscope.live.without.branches import SkipTracer
@@ -43,6 +44,7 @@ class Removal:
         self.heads = HeadsRemoval(out.heads, {layer: plan.blocks[layer - 1] for layer in out.heads})
         self.tracer = SkipTracer()
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
+        self._thread = 0  # that called it
         self._running = 0  # layers and branches that run and are left out
         self._calls: Counter[int] = Counter()  # of layers, in this call of the model
         self._called: set[str] = set()  # what was left out at least once, in words
@@ -54,33 +56,33 @@ class Removal:
         """True while a layer or a branch runs that is left out: what it attends to goes nowhere."""
         return self._running > 0
 
-    def attach(self, stack: ExitStack) -> None:
-        """Hook the model, until the stack is closed."""
-        out = self.plan.left_out
-        stack.callback(self._end)
+    def attach(self, hooks: Hooks) -> None:
+        """Hook the model, until the hooks are closed."""
+        out, hooks = self.plan.left_out, hooks.enter_context(Hooks(if_traced=True))
+        hooks.callback(self._end)
         for module in [self.model, *modules_around(self.model, self.plan.blocks[0])]:
-            self._hook(stack, module, self._call_begins, self._call_ends)
-            stack.callback(module.register_forward_hook(self._call_unwinds, always_call=True).remove)
+            self._hook(hooks, module, self._call_begins, self._call_ends)
+            hooks.attach(module, self._call_unwinds, always_call=True)
         if out.branches or out.skips:
-            stack.enter_context(self.tracer)
+            hooks.enter_context(self.tracer)
         for name, norm in out.norms.items():
-            self._pass_on(stack, norm, lambda name=name: self._entered(f"norm {name}"), self._norm_output)
+            self._pass_on(hooks, norm, lambda name=name: self._entered(f"norm {name}"), self._norm_output)
         for name, branch in out.branches.items():
-            self._leave_out_branch(stack, name, branch)
+            self._leave_out_branch(hooks, name, branch)
         for name, branch in out.skips.items():
-            self._leave_out_skip(stack, name, branch)
-        self.heads.attach(stack, lambda layer: self._layer_entered("heads", layer))
+            self._leave_out_skip(hooks, name, branch)
+        self.heads.attach(hooks, lambda layer: self._layer_entered("heads", layer))
         for module in (*self.layers.values(), *out.branches.values()):
-            self._hook(stack, module, lambda *_: self._count(1), None)
+            self._hook(hooks, module, lambda *_: self._count(1), None)
         for layer, block in self.layers.items():
-            self._pass_on(stack, block, lambda layer=layer: self._layer_entered("layer", layer), self._layer_output)
+            self._pass_on(hooks, block, lambda layer=layer: self._layer_entered("layer", layer), self._layer_output)
 
-    def attach_last(self, stack: ExitStack) -> None:
+    def attach_last(self, hooks: Hooks) -> None:
         """Hook what must come after the hooks of observers, which may look at a module when it has returned."""
-        self.heads.attach_last(stack)
+        hooks = hooks.enter_context(Hooks(if_traced=True))
+        self.heads.attach_last(hooks)
         for module in (*self.layers.values(), *self.plan.left_out.branches.values()):
-            handle = module.register_forward_hook(lambda *_: self._count(-1), always_call=True)
-            stack.callback(handle.remove)
+            hooks.attach(module, lambda *_: self._count(-1), always_call=True)
 
     def _count(self, by: int) -> None:
         self._running += by
@@ -102,15 +104,18 @@ class Removal:
             raise WatchError(f"what is left out must run, or nothing changes; {came}", subject="without")
 
     def _hook(
-        self, stack: ExitStack, module: nn.Module, before: Callable[..., Any] | None, after: Callable[..., Any] | None
+        self, hooks: Hooks, module: nn.Module, before: Callable[..., Any] | None, after: Callable[..., Any] | None
     ) -> None:
         if before is not None:
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.attach(module, before, before=True, with_kwargs=True)
         if after is not None:
-            stack.callback(module.register_forward_hook(after).remove)
+            hooks.attach(module, after)
 
     def _call_begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._depth += 1
+        if self._depth and self._thread != get_ident():
+            came = f"a second called this {type(self.model).__name__} before the first call had ended"
+            raise WatchError(f"a model runs without some of its parts in one thread at a time; {came}", subject="model")
+        self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
             self._calls.clear()
             self._taken.clear()
@@ -123,6 +128,8 @@ class Removal:
 
     def _call_unwinds(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call has returned or failed."""
+        if self._depth and self._thread != get_ident():  # it was refused
+            return
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self._end()
@@ -150,7 +157,7 @@ class Removal:
             raise WatchError(several_layers(layer, self.plan.blocks[layer - 1]), subject="layers")
 
     def _pass_on(
-        self, stack: ExitStack, module: nn.Module, entered: Callable[[], None], output_of: Callable[..., Any]
+        self, hooks: Hooks, module: nn.Module, entered: Callable[[], None], output_of: Callable[..., Any]
     ) -> None:
         """Make a module give what it takes. That is copied, as the module may write into it."""
 
@@ -164,7 +171,7 @@ class Removal:
             taken = self._taken.get(module)
             return output_of(module, taken.pop() if taken else None, output)
 
-        self._hook(stack, module, before, after)
+        self._hook(hooks, module, before, after)
 
     def _layer_output(self, block: nn.Module, taken: Tensor | None, output: Any) -> Any:
         """What a layer gives, with what it took for its hidden states."""
@@ -183,8 +190,8 @@ class Removal:
             raise WatchError(f"a norm must give one tensor of the shape that it takes; {came}", subject="norms")
         return taken.to(output)
 
-    def _leave_out_branch(self, stack: ExitStack, name: str, branch: nn.Module) -> None:
-        self._hook(stack, branch, lambda *_: self._entered(f"branch {name}"), None)
+    def _leave_out_branch(self, hooks: Hooks, name: str, branch: nn.Module) -> None:
+        self._hook(hooks, branch, lambda *_: self._entered(f"branch {name}"), None)
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
             given = self._branch_output(name, output, "branches")
@@ -192,13 +199,13 @@ class Removal:
             self.tracer.follow(name, "branches", zero)
             return replaced(output, given, zero)
 
-        self._hook(stack, branch, None, after)
+        self._hook(hooks, branch, None, after)
 
-    def _leave_out_skip(self, stack: ExitStack, name: str, branch: nn.Module) -> None:
+    def _leave_out_skip(self, hooks: Hooks, name: str, branch: nn.Module) -> None:
         def after(module: nn.Module, args: Any, output: Any) -> None:
             self.tracer.follow(name, "skips", self._branch_output(name, output, "skips"))
 
-        self._hook(stack, branch, lambda *_: self._entered(f"skip {name}"), after)
+        self._hook(hooks, branch, lambda *_: self._entered(f"skip {name}"), after)
 
     def _branch_output(self, name: str, output: Any, kind: str) -> Tensor:
         """The tensor that a branch gives: the first of what it returns."""

@@ -1,0 +1,97 @@
+"""`Hooks`: forward hooks that nobody but the watch notices, attached to modules until they are closed.
+
+All files of this room that look at a running module attach their hooks here. Torch keeps a hook on the module itself,
+so whatever copies, saves or traces the module would meet it. These hooks stay out of the way:
+
+- Copies and files of a module have none of them: what is copied or loaded is not watched, and needs no rankscope.
+- While torch traces or transforms the module (`torch.export`, `torch.func`, `torch.jit.trace`, `make_fx`, fake
+  tensors), they do nothing: there are no numbers to measure.
+- Those of one thread (`this_thread`) do nothing in another that calls the module meanwhile.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+
+DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks")  # of a module, by which torch finds its hooks
+FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
+_mode: Any = torch._C._get_dispatch_mode
+_TRACING_MODES = [getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY")]
+
+
+def is_traced() -> bool:
+    """True while torch traces or transforms what runs, other than to compile it."""
+    if _is_exporting():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    functions: Any = torch._C._functorch
+    if functions.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+        return True
+    return any(_mode(key) is not None for key in _TRACING_MODES)
+
+
+class Hook:
+    """A hook that calls a function, but not in another thread than `thread`, if that is given, and while the module is
+    traced only `if_traced`."""
+
+    def __init__(self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False) -> None:
+        self.function, self.thread, self.if_traced = function, thread, if_traced
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns; None, by which torch goes on with what it has, where that is not called."""
+        if not self.if_traced and is_traced():
+            return None
+        if self.thread is not None and get_ident() != self.thread:
+            return None
+        return self.function(*args)
+
+    def __reduce__(self) -> Any:
+        """Copies and files have a function of one argument that does nothing, and is not ours."""
+        return getattr, ((), "count")
+
+
+class Hooks(ExitStack):
+    """Contexts and hooks that closing undoes. Hooks `of_this_thread` see no calls from other threads; what changes the
+    numbers that come out must do so also `if_traced`."""
+
+    def __init__(self, of_this_thread: bool = False, if_traced: bool = False) -> None:
+        super().__init__()
+        self.thread, self.if_traced = get_ident() if of_this_thread else None, if_traced
+
+    def attach(self, module: nn.Module, function: Callable[..., Any], *, before: bool = False, **options: bool) -> None:
+        """Call a function `before` every forward pass of a module, or after it; `options` are those of torch's
+        `register_forward_pre_hook` and `register_forward_hook`."""
+        register = module.register_forward_pre_hook if before else module.register_forward_hook
+        handle = register(Hook(function, self.thread, self.if_traced), **options)
+        for name in (*DICTIONARIES, *FLAGS):
+            # Both pickle and deepcopy ask the dictionary itself what it is made of before they ask its class.
+            entries = getattr(module, name)
+            entries.__reduce_ex__ = partial(_without_ours, module, entries)
+        self.callback(_detach, module, handle)
+
+
+def _ours(module: nn.Module) -> set[int]:
+    """The keys of all hooks on a module that were attached here."""
+    entries = (entry for name in DICTIONARIES for entry in getattr(module, name).items())
+    return {key for key, hook in entries if isinstance(hook, Hook)}
+
+
+def _without_ours(module: nn.Module, entries: "OrderedDict[int, Any]", _protocol: int) -> tuple[Any, ...]:
+    """What a copy or a file of a dictionary of hooks is made of: the hooks of others."""
+    ours = _ours(module)
+    return OrderedDict, (), None, None, iter([(key, value) for key, value in entries.items() if key not in ours])
+
+
+def _detach(module: nn.Module, handle: Any) -> None:
+    handle.remove()
+    if not _ours(module):
+        for name in (*DICTIONARIES, *FLAGS):
+            vars(getattr(module, name)).pop("__reduce_ex__", None)
