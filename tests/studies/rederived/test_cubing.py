@@ -3,34 +3,11 @@
 import math
 from statistics import median
 
-import mpmath
 import numpy as np
 import pytest
 
-from tests.studies.rederived.plain import Array, Heads, Rng, drawn, fall_to, normal, words, xavier
-
-
-def by_digits(layers: list[Heads], X: Array, digits: int) -> list[float]:
-    """log10 of what is left after each layer, in so many decimal digits; no deviations, no scales, no expansion."""
-    with mpmath.workdps(digits):
-        Y = mpmath.matrix(X.tolist())
-        logs = []
-        for layer in layers:
-            d = layer.W_Q.shape[1] // layer.heads
-            total = mpmath.zeros(Y.rows, Y.cols)
-            for head in range(layer.heads):
-                cut = slice(head * d, (head + 1) * d)
-                q, k, v = (Y * mpmath.matrix(W[:, cut].tolist()) for W in (layer.W_Q, layer.W_K, layer.W_V))
-                scores = q * k.T / mpmath.sqrt(d)
-                P = scores.apply(mpmath.exp)
-                for i in range(P.rows):
-                    P[i, :] = P[i, :] / sum(P[i, j] for j in range(P.cols))
-                total += P * (v * mpmath.matrix(layer.W_O[cut].tolist()))
-            Y = total
-            mean = [sum(Y[:, j]) / Y.rows for j in range(Y.cols)]
-            rest = mpmath.sqrt(sum((Y[i, j] - mean[j]) ** 2 for i in range(Y.rows) for j in range(Y.cols)))
-            logs.append(float(mpmath.log10(rest / mpmath.norm(Y))))
-    return logs
+from tests.studies.rederived.digits import by_digits
+from tests.studies.rederived.plain import Rng, drawn, fall_to, normal, words, xavier
 
 
 @pytest.mark.parametrize("name", ["xavier", "normal"])

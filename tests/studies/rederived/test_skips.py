@@ -79,7 +79,7 @@ def whole(seed: int, place: str, size: float, width: int, layers: int = 128, mlp
 def test_a_whole_network_draws_its_tokens_together_slowly() -> None:
     """Post-norm, weights whose gain is that of BERT's (0.02 sqrt(768) = 0.55): little at 12 layers, most at 48."""
     shares, _ = whole(0, "post", 0.55 / math.sqrt(64), 64, 48)
-    assert shares[12] > 0.4 and shares[48] < 0.5 * shares[12]
+    assert shares[12] > 0.5 and shares[48] < 0.6 * shares[12]
     _, sizes = whole(0, "none", 0.55 / math.sqrt(64), 64, 48, mlp=False)
     shares, _ = whole(0, "none", 0.55 / math.sqrt(64), 64, 48, mlp=False)
     assert shares[48] < 0.5 * shares[0] and 0.8 < sizes[48] / sizes[0] < 1.3  # mu does not show it
