@@ -1,6 +1,7 @@
 """Whole blocks in plain numpy: attention, skips, LayerNorm before or after, and an MLP."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from scipy.special import erf
 
 from tests.studies.rederived.plain import Array, Heads, Rng, attended, drawn, left, normed
 
+Draw = Callable[[int, int, Rng], Array]  # Inputs, outputs, and where random numbers come from
 CLOSE = 1e-5  # Tokens nearer to each other are followed by the derivative at their mean
 SMALL = 1e-12  # BERT's eps
 
@@ -64,7 +66,7 @@ class Block:
 
 
 def followed(blocks: list[Block], X: Array) -> list[float]:
-    """log10 of what is left after each layer: in floating point while tokens are apart, by derivatives from there on."""
+    """log10 of what is left after each layer: in floating point while tokens are apart, then by derivatives."""
     logs, R, s = [math.log10(left(X))], None, 0.0
     for block in blocks:
         if R is None:
@@ -81,9 +83,14 @@ def followed(blocks: list[Block], X: Array) -> list[float]:
     return logs
 
 
-def stack(draw, layers: int, width: int, heads: int, rng: Rng, skip: float, place: str, mlp: bool = True) -> list[Block]:
+def stack(
+    draw: Draw, layers: int, width: int, heads: int, rng: Rng, skip: float, place: str, mlp: bool = True
+) -> list[Block]:
     """Blocks with weights of their own; `draw(inputs, outputs, rng)` gives a matrix."""
-    square = lambda width, rng: draw(width, width, rng)
+
+    def square(width: int, rng: Rng) -> Array:
+        return draw(width, width, rng)
+
     return [
         Block(
             drawn(square, width, heads, rng),

@@ -50,7 +50,7 @@ class Heads:
     W_V: Array
     W_O: Array
     heads: int
-    b_Q: Array | float = 0.0
+    query_bias: Array | float = 0.0
     added: Array | float = 0.0
 
     def split(self, rows: Array) -> Array:
@@ -84,7 +84,7 @@ def drawn(draw: Callable[[int, Rng], Array], width: int, heads: int, rng: Rng) -
 
 def attended(layer: Heads, X: Array, seen: Array | None = None) -> Array:
     """One layer of attention in floating point."""
-    scores = layer.scores(X, X, layer.b_Q)
+    scores = layer.scores(X, X, layer.query_bias)
     return layer.out(softmax(scores if seen is None else np.where(seen, scores, -np.inf)), X) + layer.added
 
 
@@ -94,8 +94,8 @@ class Fallen:
 
     log10: float  # Of what is left
     log_distance: float  # Natural log of the largest distance of two tokens
-    M: Array  # e^-log_M (P - 1 p^T) by head: what attention differs by from row to row
-    log_M: float
+    M: Array  # e^-log_scale (P - 1 p^T) by head: what attention differs by from row to row
+    log_scale: float
 
 
 def cubing(layers: list[Heads], X: Array) -> list[Fallen]:
@@ -111,23 +111,23 @@ def cubing(layers: list[Heads], X: Array) -> list[Fallen]:
     for layer in layers:
         common = x * math.exp(t)
         D = layer.scores(R, R) * math.exp(2 * s)
-        c = layer.scores(common[None], R, layer.b_Q) * math.exp(s)
+        c = layer.scores(common[None], R, layer.query_bias) * math.exp(s)
         p = softmax(c)
         if np.abs(D).max() > DIRECT:
-            M, log_M = softmax(c + D) - p, 0.0
+            M, log_scale = softmax(c + D) - p, 0.0
         else:
-            D, log_M = layer.scores(R, R), 2 * s
+            D, log_scale = layer.scores(R, R), 2 * s
             M = p * (D - (p * D).sum(-1, keepdims=True))
         common = (layer.out(p, common[None] + math.exp(s) * R) + layer.added)[0]
         R = layer.out(M, R)
-        s += log_M
+        s += log_scale
         middle = R.mean(0)
         R, common = R - middle, common + math.exp(s) * middle
         rest, size = float(np.linalg.norm(R)), float(np.linalg.norm(common))
         R, s, x, t = R / rest, s + math.log(rest), common / size, math.log(size)
         whole = t + math.log(len(X) + math.exp(min(2 * (s - t), 50.0))) / 2
         apart = np.sqrt(np.square(R[:, None] - R).sum(-1).max())
-        fallen.append(Fallen((s - whole) / math.log(10), s + math.log(apart), M, log_M))
+        fallen.append(Fallen((s - whole) / math.log(10), s + math.log(apart), M, log_scale))
     return fallen
 
 

@@ -1,6 +1,7 @@
-"""Theorem 2.3 of Dong et al. 2021 at the size that tokens have, without its condition, and beside measured attention."""
+"""Theorem 2.3 of Dong et al. 2021 at the size of tokens, without its condition, and beside measured attention."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_the_bound_says_nothing_at_the_size_of_tokens_and_proves_the_3_for_small
         E = layers[0].scores(X - X.mean(0), X - X.mean(0))
         assert float((E.max(-1) - E.min(-1)).max()) < ROOT  # the condition holds at layer 1
         logs = proved(layers, X)
-        assert all(after > before for before, after in zip(logs, logs[1:], strict=False))  # it grows: vacuous
+        assert all(after > before for before, after in pairwise(logs))  # it grows: vacuous
         small = X * 1e-4
         logs = proved(layers, small)
         assert logs[-1] / logs[-2] == pytest.approx(3, abs=0.02) and logs[-1] < -1000
@@ -84,7 +85,9 @@ def test_the_closed_form_is_what_the_matrices_give() -> None:
     d, share, sharp = 40, 0.8, 20
     a = math.log(sharp * d)
     X = np.concatenate([np.eye(d + 1), np.zeros((d, d + 1))])
-    logits = np.tile(np.concatenate([[math.log(share)], np.full(d, math.log((1 - share) / d)), np.full(d, -60.0)]), (2 * d + 1, 1))
+    logits = np.tile(
+        np.concatenate([[math.log(share)], np.full(d, math.log((1 - share) / d)), np.full(d, -60.0)]), (2 * d + 1, 1)
+    )
     logits[1 : d + 1, 1 : d + 1] += a * np.eye(d)
     P = np.exp(logits)
     Y = (P / P.sum(1, keepdims=True)) @ X
@@ -106,7 +109,7 @@ def dobrushin(layers: list[Heads], X: Array) -> tuple[float, float]:
             cut = slice(head * size, (head + 1) * size)
             tau = float(np.abs(M[:, None] - M).sum(-1).max()) / 2
             total += tau * float(np.linalg.norm(layer.W_V[:, cut] @ layer.W_O[cut], 2))
-        bound += step.log_M + math.log(total)
+        bound += step.log_scale + math.log(total)
     return steps[-1].log_distance / math.log(10), bound / math.log(10)
 
 
@@ -119,7 +122,7 @@ def test_a_bound_that_reads_attention_follows_the_fall() -> None:
 
 @pytest.mark.slow
 def test_the_same_of_minilm() -> None:
-    """Four texts of 32 tokens, from prose to one word over and over: 10^-141 to 10^-151, bounds 8 to 10 decades above."""
+    """Four texts of 32 tokens, from prose to one word: 10^-141 to 10^-151, bounds 8 to 10 decades above."""
     layers, tensors = minilm.network()
     for text in minilm.TEXTS:
         measured, bound = dobrushin(layers, minilm.embedded(text, tensors, 32))

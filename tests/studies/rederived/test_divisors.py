@@ -29,11 +29,11 @@ def test_in_random_networks_the_smaller_the_slower() -> None:
 
 @pytest.mark.slow
 def test_in_minilm_the_smallest_divisors_do_the_same() -> None:
-    """Four texts, divisors of q.k: from 1 to 1/8 much more is left; from 1/8 to 1/512 it changes by less than 1.6 times,
-    up in most texts and down in others."""
+    """Three texts, divisors of q.k: from 1 to 1/8 much more is left; from 1/8 to 1/512 it changes by less than 1.4
+    times."""
     for text in minilm.TEXTS[:3]:
         ends = []
         for divisor in (1.0, 1 / 8, 1 / 64, 1 / 512):
             layers, tensors = minilm.network(divisor / math.sqrt(32))
             ends.append(last(layers, minilm.embedded(text, tensors, 32)))
-        assert ends[0] < 0.1 < ends[1] and 1 / 1.6 < ends[2] / ends[1] < 1.6 and 1 / 1.6 < ends[3] / ends[2] < 1.6
+        assert ends[0] < 0.1 < ends[1] and 1 / 1.4 < ends[2] / ends[1] < 1.4 and 1 / 1.4 < ends[3] / ends[2] < 1.4

@@ -1,4 +1,4 @@
-"""The plateau of dropout, and tokens that shrink under local masks: two things that `mu` alone shows as something else."""
+"""The plateau of dropout, and tokens that shrink under local masks: two things `mu` hides."""
 
 import math
 from dataclasses import replace

@@ -134,7 +134,9 @@ class Sorter(nn.Module):
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
         self.symbol, self.place = nn.Embedding(10, width), nn.Parameter(torch.randn(8, width))
-        self.attention = nn.ModuleList(nn.MultiheadAttention(width, 4, batch_first=True, bias=False) for _ in range(layers))
+        self.attention = nn.ModuleList(
+            nn.MultiheadAttention(width, 4, batch_first=True, bias=False) for _ in range(layers)
+        )
         self.norm = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
         self.head = nn.Linear(width, 10)
 
@@ -162,7 +164,9 @@ def trained(layers: int, seed: int, steps: int = 1000) -> tuple[float, float, fl
     warm_up = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
         symbols = torch.randint(10, (32, 8))
-        loss = nn.functional.cross_entropy(net.head(net.states(symbols)).flatten(0, 1), symbols.sort(1).values.flatten())
+        loss = nn.functional.cross_entropy(
+            net.head(net.states(symbols)).flatten(0, 1), symbols.sort(1).values.flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)

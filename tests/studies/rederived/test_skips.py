@@ -63,7 +63,9 @@ def test_what_a_skip_leaves() -> None:
     assert all(fallen(128, 0.25, "pre", normal(0.02), 64, seed)[24] < -12 for seed in range(3))
 
 
-def whole(seed: int, place: str, size: float, width: int, layers: int = 128, mlp: bool = True) -> tuple[list[float], list[float]]:
+def whole(
+    seed: int, place: str, size: float, width: int, layers: int = 128, mlp: bool = True
+) -> tuple[list[float], list[float]]:
     """(what is left after each layer, its size mu) of networks with skips of weight one, 64 tokens, heads of 64."""
     rng = np.random.default_rng(seed)
     X = words(64, width, rng)
