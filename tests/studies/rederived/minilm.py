@@ -9,7 +9,8 @@ from tests.studies.rederived.plain import Array, Heads, normed
 
 TEXTS = (
     "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and "
-    "nothing particular to interest me on shore, I thought I would sail about a little and see the watery part of the world.",
+    "nothing particular to interest me on shore, I thought I would sail about a little and see the watery "
+    "part of the world.",
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
     "wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood.",
     "def attention(query, key, value): scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) return "
