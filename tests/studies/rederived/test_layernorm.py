@@ -153,10 +153,10 @@ def residual(X: torch.Tensor) -> float:
     return float((R.flatten(1).norm(dim=1) / X.flatten(1).norm(dim=1)).mean())
 
 
-def trained(layers: int, seed: int, steps: int = 1000) -> tuple[float, float, float]:
+def trained(layers: int, seed: int, steps: int = 800) -> tuple[float, float, float]:
     """(what is left before and after training, the held-out loss)."""
     torch.manual_seed(seed)
-    net = Sorter(layers, 128)
+    net = Sorter(layers, 64)
     asked = torch.randint(10, (200, 8))
     with torch.no_grad():
         before = residual(net.states(asked))
@@ -181,8 +181,7 @@ def trained(layers: int, seed: int, steps: int = 1000) -> tuple[float, float, fl
 @pytest.mark.slow
 def test_training_rescues_shallow_sorters_and_no_deep_ones() -> None:
     """By torch's own attention: three layers learn to sort, eight stay collapsed and guess (1.66 nats and more)."""
-    for seed in range(2):
-        before, after, loss = trained(3, seed)
-        assert after > 0.5 and loss < 1.0
-        before, after, loss = trained(8, seed)
-        assert before < 0.01 and after < 0.05 and loss > 1.55
+    before, after, loss = trained(3, 0)
+    assert after > 0.5 and loss < 1.0
+    before, after, loss = trained(8, 0)
+    assert before < 0.01 and after < 0.05 and loss > 1.55

@@ -81,13 +81,15 @@ def test_in_whole_networks_even_attention_does_not_decide() -> None:
 
 @pytest.mark.slow
 def test_three_drawings_of_masks_sharp_attention_and_whole_networks() -> None:
-    """Sixty masks, three networks each. Xavier attention: 0.96 to 1.00 (radius below 0.8). Scores 64 times as large:
-    even attention orders less well, and still better than the radius. With skips and MLPs it does not decide."""
+    """Sixty masks, three networks each. Xavier attention: 0.94 to 1.00, the radius 0.32 to 0.61. Scores 64 times as
+    large: 0.61 to 0.98, the radius 0.16 to 0.53. With skips and MLPs it does not decide: 0.35 to 0.67, 0.79 to 0.93."""
     for draw in range(3):
         masks = random_masks(20, 32, seed=10 + draw)
         for seed in range(3):
             by_even, by_radius = orders(masks, bare(masks, seed, norm=True))
-            assert by_even > 0.95 and by_even > by_radius + 0.1
-        by_even, by_radius = orders(masks, bare(masks, 0, norm=False, gain=64.0))
-        assert 0.4 < by_even < 0.99
-        assert orders(masks, whole(masks, 0))[0] < 0.85
+            assert by_even > 0.9 and by_radius < 0.7
+        for norm in (False, True):
+            by_even, by_radius = orders(masks, bare(masks, 0, norm=norm, gain=64.0))
+            assert 0.5 < by_even < 0.99 and by_radius < by_even - 0.2
+        by_even, by_radius = orders(masks, whole(masks, 0))
+        assert by_even < 0.75 < by_radius

@@ -216,14 +216,14 @@ def _sentence(far: pl.DataFrame, stable: pl.DataFrame, trained: pl.DataFrame, si
     fates = "no network was tried on both sides of the boundary"
     if len(grow) and len(shrink):
         fates = (
-            f"tokens stayed apart in {_count(grow['held'])} networks whose differences should clearly grow, "
+            f"tokens stayed apart in {_count(grow['held'])} networks whose differences should grow, "
             f"collapsed in {_count(~shrink['held'])} where they should shrink"
         )
     fallen = _bare(trained).filter("fallen")
     rescued = fallen["learnt"] & fallen["apart"]
     return (
-        "LayerNorm does not stop collapse where queries and keys are drawn apart: without skips or masks, "
-        f"{_count(runs['layer'] <= sizes.far_depth)} random runs collapse within {sizes.far_depth} layers. With skips "
+        "LayerNorm stops no collapse where queries and keys are drawn apart: "
+        f"{_count(runs['layer'] <= sizes.far_depth)} unmasked runs collapse within {sizes.far_depth} layers. With skips "
         f"or MLPs, {fates}. Without skips, training rescued {_count(rescued)} collapsed networks"
         f"{_where(fallen, rescued)}."
     )
@@ -623,9 +623,9 @@ QUESTION = Question(
         "Queries and keys that are alike did: where W_Q = W_K, or the two are correlated by 0.9, sharp attention with "
         "LayerNorm holds tokens apart, and so it does in 58 of 100 networks of random ones whose head is 4 wide "
         "(`pytest tests/studies/rederived/test_layernorm.py -m ''`, written after the run of this page). Untried: "
-        "layers that share weights (a value matrix that comes again has directions of its own), biases of norms, values "
-        "that are not independent of queries and keys. One learning rate for all trainings: a network "
-        "that did not learn might at another rate."
+        "layers that share weights (a value matrix that comes again has directions of its own), biases of norms, "
+        "values that are not independent of queries and keys. One learning rate for all trainings: a network that did "
+        "not learn might at another rate."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=200.0,
     caption="Medians and ranges over seeds; grey: medians by mask, with LayerNorm and dropout. Each mark of the lower "
