@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import erf
 
-from tests.studies.rederived.plain import Array, Heads, Rng, attended, drawn, left, normed
+from tests.studies.rederived.plain import Array, Heads, Mask, Rng, attended, drawn, left, normed
 
 Draw = Callable[[int, int, Rng], Array]  # Inputs, outputs, and where random numbers come from
 CLOSE = 1e-5  # Tokens nearer to each other are followed by the derivative at their mean
@@ -24,7 +23,7 @@ class Block:
     down: Array | None
     skip: float
     place: str  # "post", "pre" or "none"
-    seen: npt.NDArray[np.bool_] | None = None  # The mask; None: complete
+    seen: Mask | None = None  # The mask; None: complete
 
     def norm(self, X: Array) -> Array:
         return normed(X, SMALL)

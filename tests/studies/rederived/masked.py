@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
-from tests.studies.rederived.plain import Array, Heads, left, softmax
+from tests.studies.rederived.plain import Array, Heads, Mask, left, softmax
 
 
-def fall(layers: list[Heads], X: Array, seen: Array, norm: bool, gain: float = 1.0) -> list[float]:
+def fall(layers: list[Heads], X: Array, seen: Mask, norm: bool, gain: float = 1.0) -> list[float]:
     """log10 of what is left after each layer of attention alone; with `norm` a LayerNorm comes before each layer.
 
     `gain` multiplies the scores.
@@ -55,12 +55,12 @@ def normed_apart(x: Array, R: Array, s: float) -> tuple[Array, Array, float]:
     return common + size * middle, D / rest, s + math.log(rest)
 
 
-def averaging(seen: Array) -> Array:
+def averaging(seen: Mask) -> Array:
     """Even attention: rows of the mask divided by their sums."""
     return seen / seen.sum(1, keepdims=True)
 
 
-def even(seen: Array, layers: int) -> float:
+def even(seen: Mask, layers: int) -> float:
     """log10 of `||C A^L|| / ||C||`, C = I - 11^T / n: what even attention leaves after L layers."""
     A, n = averaging(seen.astype(float)), len(seen)
     C = np.eye(n) - 1 / n
@@ -74,7 +74,7 @@ def even(seen: Array, layers: int) -> float:
     return log - math.log10(math.sqrt(n - 1))
 
 
-def radius(seen: Array) -> float:
+def radius(seen: Mask) -> float:
     """The fewest steps after which some token has reached all others, along what they see; infinite if none does."""
     n = len(seen)
     reached, steps = np.eye(n, dtype=bool), 0

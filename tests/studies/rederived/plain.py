@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]  # [query, key]
 Rng = np.random.Generator
 DIRECT = 1e-8  # Scores that differ by more are exponentiated; of smaller ones exp(D) - 1 is D to eight digits
 
@@ -79,10 +80,11 @@ def xavier(width: int, rng: Rng) -> Array:
 
 
 def drawn(draw: Callable[[int, Rng], Array], width: int, heads: int, rng: Rng) -> Heads:
-    return Heads(*(draw(width, rng) for _ in range(4)), heads)
+    W_Q, W_K, W_V, W_O = (draw(width, rng) for _ in range(4))
+    return Heads(W_Q, W_K, W_V, W_O, heads)
 
 
-def attended(layer: Heads, X: Array, seen: Array | None = None) -> Array:
+def attended(layer: Heads, X: Array, seen: Mask | None = None) -> Array:
     """One layer of attention in floating point."""
     scores = layer.scores(X, X, layer.query_bias)
     return layer.out(softmax(scores if seen is None else np.where(seen, scores, -np.inf)), X) + layer.added

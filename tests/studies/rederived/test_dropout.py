@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.studies.rederived.plain import Array, Heads, Rng, attended, drawn, left, normal, normed, softmax, words
+from tests.studies.rederived.plain import Array, Heads, Mask, Rng, attended, drawn, left, normal, normed, softmax, words
 
 BERT = normal(0.55 / math.sqrt(96))  # The gain of N(0, 0.02) at width 768
 
@@ -44,7 +44,7 @@ def test_dropout_of_outputs_makes_it_and_of_attention_weights_a_tenth_of_it() ->
     assert plateau(True, 0.0, 0.0, seed=2) < 1e-12  # dropout off: collapsed as far as float64 can tell
 
 
-def masked(layers: list[Heads], X: Array, seen: Array) -> Array:
+def masked(layers: list[Heads], X: Array, seen: Mask) -> Array:
     for layer in layers:
         X = attended(layer, X, seen)
     return X

@@ -1,6 +1,7 @@
 """LayerNorm without skips: what it does not change, where it holds tokens apart, and what training makes of it."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from tests.studies.rederived.blocks import Block
 from tests.studies.rederived.clusters import APART, apart, ends, opposite, rank, relative
 from tests.studies.rederived.digits import by_digits
 from tests.studies.rederived.masked import averaging, fall
-from tests.studies.rederived.plain import Array, Heads, drawn, left, normed, words, xavier
+from tests.studies.rederived.plain import Heads, Mask, drawn, left, normed, words, xavier
 
 
-def mask(name: str, n: int) -> Array:
+def mask(name: str, n: int) -> Mask:
     i, j = np.indices((n, n))
     return {"causal": j <= i, "window": abs(i - j) <= 1}[name]
 
@@ -83,23 +84,23 @@ def test_with_many_narrow_heads_a_norm_holds_fewer() -> None:
 def test_what_is_held_apart_in_the_end_is_two_opposite_tokens() -> None:
     """1,000 layers: 18 of 20 are apart, and all of these are x and -x; products of random matrices turn all tokens to
     one line. A common factor in place of a norm holds 14, none holds at most 2."""
-    shape = {"alike": 1.0, "gain": 16.0, "width": 64, "heads": 1}
-    X = ends(norm="layer", layers=1000, **shape)
+    with_shape = partial(ends, alike=1.0, gain=16.0, width=64, heads=1)
+    X = with_shape(norm="layer", layers=1000)
     held = relative(X) > APART
     assert 16 <= held.sum() <= 20 and (opposite(X)[held] < -0.999).all() and (rank(X)[held] <= 2).all()
     assert (rank(X)[held] == 1).mean() > 0.8
-    assert 11 <= apart(ends(norm="common", layers=1000, **shape)) <= 16
-    assert apart(ends(norm="none", layers=400, **shape)) <= 2
+    assert 11 <= apart(with_shape(norm="common", layers=1000)) <= 16
+    assert apart(with_shape(norm="none", layers=400)) <= 2
 
 
 @pytest.mark.slow
 def test_a_bias_takes_it_away() -> None:
     """x and -x are the same line, not the same token: what is added to both brings them together."""
-    shape = {"alike": 1.0, "gain": 16.0, "width": 64, "heads": 1, "norm": "layer"}
-    assert apart(ends(layers=96, bias=0.5, **shape)) == 0
-    assert apart(ends(layers=400, bias=0.1, **shape)) == 0
-    assert apart(ends(layers=400, **shape)) >= 16
-    assert apart(ends(layers=400, causal=True, **shape)) >= 16
+    with_shape = partial(ends, alike=1.0, gain=16.0, width=64, heads=1, norm="layer")
+    assert apart(with_shape(layers=96, bias=0.5)) == 0
+    assert apart(with_shape(layers=400, bias=0.1)) == 0
+    assert apart(with_shape(layers=400)) >= 16
+    assert apart(with_shape(layers=400, causal=True)) >= 16
 
 
 def valued(a: float, width: int, rng: np.random.Generator, place: str) -> Block:

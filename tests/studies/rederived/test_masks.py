@@ -8,12 +8,12 @@ import pytest
 
 from tests.studies.rederived.blocks import stack
 from tests.studies.rederived.masked import even, fall, radius, rank_correlation
-from tests.studies.rederived.plain import Array, Rng, drawn, left, words, xavier
+from tests.studies.rederived.plain import Mask, Rng, drawn, left, words, xavier
 
 LAYERS = 32
 
 
-def random_mask(n: int, rng: Rng) -> Array:
+def random_mask(n: int, rng: Rng) -> Mask:
     """A window, a causal window, a causal one with a stride, random links, or a window with tokens that all see."""
     i, j = np.indices((n, n))
     near = int(rng.integers(1, n // 2))
@@ -32,25 +32,25 @@ def random_mask(n: int, rng: Rng) -> Array:
     return seen | np.eye(n, dtype=bool)
 
 
-def random_masks(count: int, n: int, seed: int) -> list[Array]:
+def random_masks(count: int, n: int, seed: int) -> list[Mask]:
     rng = np.random.default_rng(seed)
     masks = [random_mask(n, rng) for _ in range(2 * count)]
     return [seen for seen in masks if not seen.all()][:count]
 
 
-def orders(masks: list[Array], residuals: list[float]) -> tuple[float, float]:
+def orders(masks: list[Mask], residuals: list[float]) -> tuple[float, float]:
     """Rank correlations of what is left with (what even attention leaves, the radius)."""
     rows = [even(seen, LAYERS) for seen in masks], [radius(seen) for seen in masks]
     return rank_correlation(residuals, rows[0]), rank_correlation(residuals, rows[1])
 
 
-def bare(masks: list[Array], seed: int, *, norm: bool, gain: float = 1.0, width: int = 32) -> list[float]:
+def bare(masks: list[Mask], seed: int, *, norm: bool, gain: float = 1.0, width: int = 32) -> list[float]:
     rng = np.random.default_rng(seed)
     layers, X = [drawn(xavier, width, 4, rng) for _ in range(LAYERS)], words(len(masks[0]), width, rng)
     return [fall(layers, X, seen, norm, gain)[-1] for seen in masks]
 
 
-def whole(masks: list[Array], seed: int, width: int = 32) -> list[float]:
+def whole(masks: list[Mask], seed: int, width: int = 32) -> list[float]:
     """Pre-norm networks with skips and MLPs."""
     rng = np.random.default_rng(seed)
     blocks = stack(
