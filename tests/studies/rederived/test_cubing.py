@@ -40,7 +40,7 @@ def test_the_logarithm_is_tripled_in_the_end_whatever_was_drawn() -> None:
 
 @pytest.mark.slow
 def test_at_the_size_of_bert_base() -> None:
-    """Ten networks with tokens of their own, 32 or 128 of them: 10^-511000 to 10^-577000 at layer 12."""
+    """Ten networks with tokens of their own, 32 or 128 of them: 10^-510000 to 10^-578000 at layer 12."""
     ends = []
     for seed in range(10):
         factors, end = growth(12, 768, 12, (32, 128)[seed % 2], seed)
