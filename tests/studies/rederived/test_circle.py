@@ -59,7 +59,7 @@ def trained(width: int, seeds: int, steps: int, decay: float = 0.0) -> Parts:
             (step(parts, pairs[:-1][chosen].expand(seeds, -1, 2, 2)) - pairs[1:][chosen]).square().mean((1, 2, 3)).sum()
         )
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         fall.step()
     return {name: tensor.detach() for name, tensor in parts.items()}
