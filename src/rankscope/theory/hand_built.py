@@ -15,7 +15,8 @@ token 0 then sums to about d (p_0 - P_i0), while the bound grows as `4 a = 4 log
 
     measured ~ s sqrt(0.64 d * 0.8),     bound with gamma = 1:  4 a s:
 
-the bound fails from d about 4000 on (n about 8000). In column sums alone it fails from d about 60 on.
+the bound fails from d about 4000 on (n about 8000), and from d about 3500 with p_0 = 0.86 and y = 85: it is this
+construction that crosses there, and a narrower one may exist. In column sums alone it fails from d about 60 on.
 
 **Skips that never let tokens collapse**, at arbitrarily small beta (Dong et al. 2021, section 3;
 `non_collapsing_network`). Heads read the first half of a token's entries and write to the second. With a skip

@@ -97,8 +97,9 @@ def tables(ends: dict[str, float], whole: float = -0.2, decided_by: str = "") ->
 def test_the_sentence_turns_with_what_decides() -> None:
     radius = QUESTION.answer(tables({}, decided_by="radius"), MADE_UP)
     other = QUESTION.answer(tables({}, decided_by="eigenvalue"), MADE_UP)
-    assert radius.sentence.startswith("The radius decides") and "radius 1.00" in radius.sentence
-    assert other.sentence.startswith("The radius does not decide") and "second eigenvalue 1.00" in other.sentence
+    assert radius.sentence.startswith("Without skips, the radius decides") and "radius 1.00" in radius.sentence
+    assert other.sentence.startswith("Without skips, the radius does not decide")
+    assert "second eigenvalue 1.00" in other.sentence
     assert [radius.verdicts[1].holds, radius.verdicts[2].holds] == [True, True]
     assert other.verdicts[2].holds is False
 
@@ -109,7 +110,8 @@ def test_the_answer_does_not_rest_on_what_was_added_after_the_quick_run() -> Non
     ends = {name: study.pattern_fall(made["curves"], name, "norm").end for name in PATTERNS}  # type: ignore[union-attr]
     graphs = made["graphs"].with_columns(even=pl.col("pattern").replace_strict(ends))
     found = QUESTION.answer(made | {"graphs": graphs}, MADE_UP)
-    assert found.sentence.startswith("The radius decides (") and found.verdicts[7].holds is False  # no better than it
+    assert found.sentence.startswith("Without skips, the radius decides (")
+    assert found.verdicts[7].holds is False  # no better than it
     quick = QUESTION.answer(made | {"graphs": graphs}, study.QUICK)
     assert quick.verdicts[7].holds is None and "made on these data" in quick.verdicts[7].ours
     by_eigenvalue = tables({}, decided_by="eigenvalue")

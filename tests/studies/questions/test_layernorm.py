@@ -244,10 +244,10 @@ def test_every_hypothesis_holds_where_tables_say_so() -> None:
     answer = QUESTION.answer(tables(), QUICK)
     assert [verdict.holds for verdict in answer.verdicts] == [True] * 6
     draws = len(QUICK.cases[:5]) * len(QUICK.gains) * 2
-    assert f"{draws} of {draws} random runs collapse within {QUICK.far_depth} layers" in answer.sentence
+    assert f"{draws} of {draws} unmasked runs collapse within {QUICK.far_depth} layers" in answer.sentence
     assert "apart in 6 of 6 networks" in answer.sentence and "collapsed in 8 of 8 " in answer.sentence
     assert "training rescued 0 of 12 collapsed networks." in answer.sentence and len(answer.sentence.split()) <= 60
-    assert f"0 of {draws} random runs collapse within" in QUESTION.answer(tables(life=99), QUICK).sentence
+    assert f"0 of {draws} unmasked runs collapse within" in QUESTION.answer(tables(life=99), QUICK).sentence
 
 
 def test_the_sentence_says_each_side_of_the_criterion_by_itself() -> None:

@@ -158,7 +158,7 @@ def test_the_sentence_turns_with_the_numbers() -> None:
     shallow = QUESTION.answer(tables({1: 1.5, 2: 1.8, 4: 1.9}, slope=-1.0), QUICK)
     assert "2 layers learn best" in inner.sentence and "4 layers learn best" in deep.sentence
     assert "1 layer learns best" in shallow.sentence and "c falls as width^-1.00" in shallow.sentence
-    assert "Width does not slow" in inner.sentence and "Width slows the collapse" in deep.sentence  # less, more is left
+    assert "width does not slow" in inner.sentence and "width slows the collapse" in deep.sentence  # less, more is left
     assert [verdict.holds for verdict in inner.verdicts] == [True] * 7
     assert [verdict.holds for verdict in deep.verdicts[:4]] == [False] * 4 and deep.verdicts[6].holds is False
     assert all(len(found.sentence.split()) <= 60 for found in (inner, deep, shallow))

@@ -104,7 +104,7 @@ def _compared(table: pl.DataFrame, name: str) -> list[Comparison]:
 
 
 def _plateau(table: pl.DataFrame, name: str, depth: int) -> Comparison:
-    """The published plateau of SAN + LN belongs to dropout."""
+    """A plateau of SAN + LN, as published, is there with dropout on, and not with dropout off."""
     which = {"variant": "SAN + LN", "mask": "complete"}
     off = last(table, "relative_mu", **which, dropout=False)
     on = last(table, "relative_mu", **which, dropout=True) if table["dropout"].any() else math.nan

@@ -134,14 +134,23 @@ def _anisotropy(table: pl.DataFrame) -> Comparison:
 
 
 def _stability(table: pl.DataFrame) -> Comparison:
-    """Which sizes have an equilibrium above rank one that no small move of a later token leaves."""
+    """How many equilibria above rank one no small move of a later token leaves, by size."""
     above = table.filter(pl.col("rank") > 1)
-    best = dict(above.group_by("tokens", maintain_order=True).agg(pl.col("largest_multiplier").min()).iter_rows())
+    sizes = above.group_by("tokens", maintain_order=True)
+    best = dict(sizes.agg(pl.col("largest_multiplier").min()).iter_rows())
+    distance = pl.col("largest_multiplier") - 1
     return TEXTS.compare(
         "stability", None, multipliers=", ".join(f"{n}: {size:.3f}" for n, size in best.items()),
-        stable=_listed([n for n, size in best.items() if size < 1 - NEUTRAL]),
-        neutral=_listed([n for n, size in best.items() if abs(size - 1) <= NEUTRAL]),
+        stable=_counted(above, distance < -NEUTRAL), neutral=_counted(above, distance.abs() <= NEUTRAL),
     )  # fmt: skip
+
+
+def _counted(above: pl.DataFrame, those: pl.Expr) -> str:
+    """How many of the equilibria of each size are so: '1 of 2 at N = 2'."""
+    counts = (
+        above.group_by("tokens", maintain_order=True).agg(those.sum().alias("so"), pl.len()).filter(pl.col("so") > 0)
+    )
+    return ", ".join(f"{so} of {total} at N = {n}" for n, so, total in counts.iter_rows()) or "none"
 
 
 def _listed(sizes: list[int]) -> str:
