@@ -84,7 +84,7 @@ def test_masks_that_were_made_before_are_taken_and_none_is_made_without_whole_on
     arch = Architecture(layers=1, width=8, heads=2, mask="causal")
     net, X = Transformer.random(arch), normal(1, 4, 8)
     valid = torch.ones(1, 4, dtype=torch.bool)
-    before = {"causal": torch.zeros(1, 1, 4, 4, dtype=torch.bool)}
+    before: dict[Any, torch.Tensor] = {"causal": torch.zeros(1, 1, 4, 4, dtype=torch.bool)}
     assert PassSettings.of(arch, net.weights, X, valid, seen=before).visible is before
     assert PassSettings.of(arch, net.weights, X, valid, whole_masks=False).visible == {}
     made = PassSettings.of(arch, net.weights, X, valid).visible

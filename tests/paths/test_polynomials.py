@@ -131,5 +131,5 @@ def test_with_gradients_the_sums_are_those_without(biased: bool) -> None:
     assert recorded.gradients and not without.gradients
     for found, sums_by_length in zip(length_terms(recorded), expected, strict=True):
         torch.testing.assert_close(found, sums_by_length, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(sum(length_terms(recorded)).sum(0), net.run(X).output, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(torch.cat(length_terms(recorded)).sum(0), net.run(X).output, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(length_terms(recorded, biases=False)[0], expected[0], rtol=1e-11, atol=1e-12)

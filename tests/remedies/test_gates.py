@@ -1,6 +1,6 @@
 """Gates on heads: each is what its formula says, and starts as published."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -95,7 +95,7 @@ def test_saved_and_read_back(name: str) -> None:
 def test_covariances_are_those_of_gated_outputs() -> None:
     """`E (g_t y_t) (g_s y_s) = E[y_t y_s] E[g_t g_s]`, by drawing gates and outputs."""
     net = woken(small(norm_place="pre").with_remedy("headgate"))
-    block, (part,) = net.blocks[0], net.arch.parts
+    block, part = net.blocks[0], cast(Any, net.arch.parts[0])
     root = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [-0.3, 0.2, 0.9]], dtype=torch.float64)
     inside, heads = (root @ root.mT)[None], (root.mT @ root + 1.0)[None, None, None]
     settings = PassSettings.of(net.arch, net.weights, normal(1, 3, 4), torch.ones(1, 3, dtype=torch.bool))

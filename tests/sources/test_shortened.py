@@ -90,7 +90,8 @@ def sentence_folder(folder: Path, mode: str) -> Path:
     from transformers import BertModel
 
     BertModel(config).save_pretrained(folder / "plain")
-    load("minilm").origin.tokenizer.save_pretrained(folder / "plain")
+    minilm: Any = load("minilm").origin
+    minilm.tokenizer.save_pretrained(folder / "plain")
     first = Transformer(str(folder / "plain"), max_seq_length=24)
     width = config.hidden_size
     modules = [first, Pooling(width, pooling_mode=mode), Dense(width, 6), Normalize()]
@@ -106,7 +107,7 @@ def test_sentence_embeddings_stay_what_they_were(mode: str, tmp_path: Path) -> N
 
     whole, texts = sentence_folder(tmp_path, mode), ["Call me Ishmael.", "The sea is calm and we sail on."]
     net = load(whole)
-    whole_sentences = SentenceTransformer(str(whole), device="cpu")
+    whole_sentences: Any = SentenceTransformer(str(whole), device="cpu")
     cut(net, texts, 1.0).save(tmp_path / "all")
     cut_made = cut(net, texts, 0.6)
     cut_made.save(tmp_path / "small")
@@ -125,7 +126,7 @@ def test_image_processors_go_along(tmp_path: Path) -> None:
     model = random_model("vit", "image")
     model.save_pretrained(tmp_path / "whole")
     (tmp_path / "whole/preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')
-    net = load(tmp_path / "whole")
+    net: Any = load(tmp_path / "whole")
     cut(net, net.encode(torch.randn(1, *net.origin.embedding.shape)), 0.6).save(tmp_path / "small")
     assert (tmp_path / "small/preprocessor_config.json").read_text() == '{"image_processor_type": "ViTImageProcessor"}'
 
