@@ -220,7 +220,8 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     copies: dict[int, Tensor] = {}
     with ExitStack() as undo:
         modules = submodules(model)
-        for held in (held for part in modules for held in (part._parameters, part._buffers)):
+        holders: list[Any] = [held for part in modules for held in (part._parameters, part._buffers)]
+        for held in holders:
             undo.callback(held.update, dict(held))
             for name, tensor in held.items():
                 if tensor is not None and tensor.is_floating_point():
