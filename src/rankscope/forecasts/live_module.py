@@ -49,7 +49,7 @@ from rankscope.forecasts.readings import (
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
 from rankscope.live.blocks import Blocks
-from rankscope.live.hidden_states import refuse_streams
+from rankscope.live.hidden_states import rows_and_columns, sizes_in
 from rankscope.live.modules import submodules, unwrapped
 from rankscope.live.monitor.distributed import is_sharded
 from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
@@ -470,7 +470,8 @@ class ModuleReader:
         if tokens.shape is not None:
             self.width = tokens.shape[-1]
             per_token = (self.batches[0].symbols(self.model, tokens.shape[:2]), made.logits)
-            refuse_streams(tokens.shape, [{"input_ids": x} for x in per_token if x is not None and x.ndim < 4])
+            if len(tokens.shape) == 4:
+                rows_and_columns(tokens.shape, sizes_in(per_token), self.plan.blocks[0])  # refuses streams
         gradient = gradient_of(made.loss, self.weights, keep=True)
         at_tokens = {
             layer: torch.cat([value / len(value) for value, _ in parts]).norm().log10().item()

@@ -223,8 +223,8 @@ def _sentence(far: pl.DataFrame, stable: pl.DataFrame, trained: pl.DataFrame, si
     rescued = fallen["learnt"] & fallen["apart"]
     return (
         "LayerNorm hardly stops collapse where queries and keys are drawn apart: "
-        f"{_count(runs['layer'] <= sizes.far_depth)} unmasked runs collapse within {sizes.far_depth} layers. With skips "
-        f"or MLPs, {fates}. Without skips, training rescued {_count(rescued)} collapsed networks"
+        f"{_count(runs['layer'] <= sizes.far_depth)} unmasked runs collapse within {sizes.far_depth} layers. With "
+        f"skips or MLPs, {fates}. Without skips, training rescued {_count(rescued)} collapsed networks"
         f"{_where(fallen, rescued)}."
     )
 
