@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,7 @@ def torchs_own(module: nn.Module) -> list[Any]:
 
 @pytest.mark.parametrize("how", WAYS)
 def test_copies_and_files_are_unwatched(how: str, tmp_path: Path) -> None:
-    model, heard = encoder().eval(), []
+    model = encoder().eval()
     model.layers[1].register_forward_hook(_heard)
     with looked_at(model, how, tmp_path):
         model.eval()
@@ -83,12 +84,9 @@ def test_copies_and_files_are_unwatched(how: str, tmp_path: Path) -> None:
             hooks = {name: torchs_own(part) for name, part in made.named_modules()}
             assert [name for name, of in hooks.items() if of] == ["layers.1"] and len(hooks["layers.1"]) == 1
             assert list(hooks["layers.1"][0].values()) == [_heard], "a hook of the user's own is copied as ever"
-    assert not heard
     for name, part in model.named_modules():
         assert len(torchs_own(part)) == (name == "layers.1")
-        assert not any(
-            vars(entries) for key, entries in vars(part).items() if "_hooks" in key and hasattr(entries, "od")
-        )
+        assert not any(vars(entries) for entries in vars(part).values() if type(entries) is OrderedDict)
 
 
 def _heard(*_: Any) -> None:

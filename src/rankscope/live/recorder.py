@@ -104,7 +104,7 @@ class PackedReadings:
             self._rows.append((layer, start, layouts.setdefault(layout, layout)))
             parts += [x.flatten() for _, of in rows for x in (of.value, of.log10, of.floor)]
         alike = len({x.device for x in parts}) == 1  # then one copy brings all of them
-        self._numbers = torch.cat(parts if alike else [x.cpu() for x in parts]).cpu()
+        self._numbers = torch.cat(parts if alike else [x.cpu() for x in parts]).cpu() if parts else torch.zeros(0)
 
     def rows(self) -> Iterator[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls, as they were."""
