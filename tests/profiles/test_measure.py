@@ -13,6 +13,7 @@ from rankscope.errors import MetricError, RankscopeError, TokensError
 from rankscope.metrics import METRICS, metric
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import DEFAULT_METRICS, measure
+from tests.builders import normal
 from tests.raising import raises
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
@@ -142,3 +143,12 @@ def test_a_variant_by_its_name_is_the_one_by_its_parts() -> None:
     assert deep == SMALL.variant(skip=False, mlp=False, layers=5, mask="causal").arch
     assert SMALL.variant("san", skip=0.5).arch.attention_skip == 0.5
     assert SMALL.variant("san").weights.layers[0] is SMALL.weights.layers[0]
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
+def test_a_norm_whose_squares_overflow_is_not_read_as_tokens_that_are_equal(norm: str) -> None:
+    """Of skips of 1e25 float32 has the sums, not their squares: divided by infinity, tokens would be zero, and so mu."""
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm=norm, mlp="none", attention_skip=1e25))
+    readings = {name: measure(net, normal(2, 5, 8), metrics=["mu"], arithmetic=name) for name in ("float32", "float64")}
+    assert readings["float32"].curve("mu")[:, 1:].isnan().all()
+    assert readings["float64"].curve("mu")[:, 1:].min() > 0.1

@@ -10,6 +10,7 @@
 Your own norm is a `Norm`, made as those in `NORMS` are. To add a built-in one, add it to that list.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
@@ -87,12 +88,14 @@ class Norm:
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def divisor(self, x: Tokens, eps: float) -> Length:
-        """Return what each (centred) token is divided by; 1 for a token of length zero, which stays zero."""
+        """Return what each (centred) token is divided by; 1 for a token of length zero, which stays zero, and NaN where
+        the square of a finite number overflows: divided by infinity, such a token would become zero and look measured.
+        """
         if self.length is not None:
             return self.length(x, eps)
         square = x.square().sum(-1, keepdim=True)
         variance = square / x.shape[-1] + eps if self.averaged else square + eps
-        return variance.masked_fill(variance == 0, 1.0).sqrt()
+        return variance.masked_fill(variance == 0, 1.0).masked_fill(variance.isinf(), math.nan).sqrt()
 
 
 NORMS: dict[str, Norm] = {

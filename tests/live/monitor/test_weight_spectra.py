@@ -171,7 +171,7 @@ def _own() -> tuple[nn.Module, Matrices]:
     return block, {"query_key": [W[: 2 * WIDTH]], "value_output": [W[2 * WIDTH :], applied(block.proj)]}
 
 
-BROKEN = {float("nan"), float("inf"), -float("inf")}
+BROKEN = (float("nan"), float("inf"), -float("inf"))
 CASES: dict[str, Callable[[], tuple[nn.Module, Matrices]]] = {
     "plain": _plain,
     "spectral norm": _spectral_norm,
