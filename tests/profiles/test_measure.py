@@ -147,7 +147,7 @@ def test_a_variant_by_its_name_is_the_one_by_its_parts() -> None:
 
 @pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
 def test_a_norm_whose_squares_overflow_is_not_read_as_tokens_that_are_equal(norm: str) -> None:
-    """Of skips of 1e25 float32 has the sums, not their squares: divided by infinity, tokens would be zero, and so mu."""
+    """Of skips of 1e25 float32 has the sums, not their squares: divided by infinity tokens would be zero, and so mu."""
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm=norm, mlp="none", attention_skip=1e25))
     readings = {name: measure(net, normal(2, 5, 8), metrics=["mu"], arithmetic=name) for name in ("float32", "float64")}
     assert readings["float32"].curve("mu")[:, 1:].isnan().all()
