@@ -203,7 +203,7 @@ def train(piece: tuple[str, int], folder: Path, steps: int = DISTURBED, calm: in
         torch.save(state, home / "state.pt")
     else:
         table = rankscope.read(home / "run").table("training")
-        numbers = pl.col("value", "floor").cast(pl.Float32)
+        numbers = pl.col("value", "floor", "most").cast(pl.Float32)
         table = table.select("step", "layer", "head", "metric", numbers, "samples", "broken")
         table.write_parquet(home / "measurements.parquet", compression="zstd")
         shutil.rmtree(home / "run")

@@ -57,6 +57,7 @@ ALONE = {
     "lost_in_the_middle",
     "mean_field",
     "mends",
+    "forecast_baselines",
     "peers",
     "rates",
     "recipes",

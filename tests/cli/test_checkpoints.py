@@ -40,7 +40,7 @@ def trained(tmp_path: Path) -> Path:
     return folder
 
 
-HISTORY = [
+HISTORY: list[Any] = [
     {"step": 1, "loss": 2.0}, [], "step", None, {"loss": 9.0}, {"step": "2", "loss": 9.0}, {"step": 3, "loss": [1.0]},
     {"step": 4, "loss": 10**400}, {"step": 5, "loss": None, "grad_norm": float("inf")}, {"step": 2, "loss": 1.5},
     {"step": 6, "learning_rate": "0.5"}, {"step": 99, "loss": 9.0}, {"step": 10**30, "loss": 9.0},

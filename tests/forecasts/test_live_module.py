@@ -244,7 +244,7 @@ def test_nothing_is_done_to_the_weights_themselves() -> None:
     hooks of gradients are not called by gradients that nobody asked for."""
     model, called = own_gpt(), []
     weight = model.ln_f.weight
-    accumulator = weight.view_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    accumulator: Any = weight.view_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     accumulator.register_hook(lambda *_: called.append("accumulated"))
     weight.register_hook(lambda gradient: called.append("gradient"))
     before = cross_entropy(model(batches()[0]["idx"]), batches()[0])
@@ -294,7 +294,7 @@ def test_lists_of_weights_are_followed() -> None:
 def test_what_copies_cannot_stand_for_is_refused() -> None:
     hidden = own_gpt()
     norm = hidden.ln_f.weight
-    hidden.ln_f.forward = lambda x: F.layer_norm(x, (16,), norm)  # type: ignore[method-assign]
+    hidden.ln_f.forward = lambda x: F.layer_norm(x, (16,), norm)  # type: ignore[assignment, method-assign]
     wrapped, empty = own_gpt(), own_gpt().to("meta")
     wrapped.lm_head = type("DistributedDataParallel", (nn.Linear,), {})(16, SYMBOLS)
     for model, said in ((hidden, "keeps ln_f.weight in another place"), (wrapped, "partly wrapped"), (empty, "meta")):

@@ -259,7 +259,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_table_that_holds_something_else_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     content, path = HOSTILE[name], tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.write_bytes(content if isinstance(content, bytes) else str(content).encode())
     with pytest.raises(FileError, match=f"{name} must"):
         read_signals([path])
 

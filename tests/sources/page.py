@@ -129,7 +129,7 @@ def unmapped() -> dict[str, list[str]]:
         try:
             family_of(kind)
         except SourceError as error:
-            said = str(error).split(": watch measures")[0]
+            said = re.split(": (?:watch measures|docs/models)", str(error))[0]
             _, unknown, why = said.partition(f"no family maps the model type {kind!r}")
             found.setdefault(why.lstrip(", ") if unknown else said.replace(kind, "..."), []).append(kind)
     return found

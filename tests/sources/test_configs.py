@@ -139,7 +139,6 @@ def other(value: Any) -> Any:
     return value + 0.25 if isinstance(value, float) else value + 1 if isinstance(value, int) else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes", "inner"),
     [("GPT2", {"n_embd": 8, "n_head": 2}, "h.0.mlp.c_fc.bias"),
@@ -157,6 +156,7 @@ def test_an_inner_width_that_a_config_leaves_out_is_the_models_own(
     assert load(model).arch.mlp_width == len(model.state_dict()[inner])
 
 
+@pytest.mark.slow
 def test_the_page_of_families_is_what_the_code_says() -> None:
     """But for what is measured; `make families` writes it again."""
     assert page.masked(page.PAGE.read_text(encoding="utf-8")) == page.masked(page.page({}))

@@ -51,7 +51,7 @@ class TrainingOptions:
 
     task: Annotated[str, opt.option(opt.TRAINING, "NAME", "What is to be learnt.", TASKS)] = "next-character"
     tokens: Annotated[
-        int | None, opt.option(opt.TRAINING, "N", "Tokens of a sample.", min=2, show_default="those of the task")
+        int | None, opt.option(opt.TEXT, "N", "Tokens of a sample.", min=2, show_default="those of the task")
     ] = None
     steps: Annotated[int, opt.option(opt.TRAINING, "N", "Steps of the training.", min=1)] = 300
     lr: Annotated[float, opt.option(opt.TRAINING, "RATE", "Its largest learning rate.")] = 1e-3
@@ -79,9 +79,9 @@ def forecast(
 ) -> None:
     """Say before a training whether the network will learn, where its tokens and gradients go, and what would mend it.
 
-    MODEL is a name, a folder or an architecture as JSON; its weights are drawn anew. Nothing is trained: a network of
-    the design is measured at its initialisation, and compared with 2,009 networks of width 64 that were trained. Of a
-    network unlike all of those the answer is a guess, and says so.
+    The weights of MODEL are drawn anew. Nothing is trained: a network of the design is measured at its initialisation,
+    and compared with 2,009 networks of width 64 that were trained. Of a network unlike all of those the answer is a
+    guess, and says so.
     """
     from rankscope.forecasts import forecast as forecast_of_network
 

@@ -254,7 +254,7 @@ class Recorder:
         self._thread: Thread | None = None  # that it runs in
         self._made_in = get_ident()
         self._stopping = False  # no call is to begin
-        self._turn = Lock()  # held while a call begins
+        self._turn = Lock()  # held where a call begins or ends: threads count their calls side by side
         self._depths: Counter[int] = Counter()  # by thread: calls of the model and around its blocks that run
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
         self.weights = own_parameters(modules)  # of all modules in the blocks
@@ -277,16 +277,16 @@ class Recorder:
     def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
         """Begin a call of the model, or, `alone`, of a module around the blocks; a call inside a call is part of it."""
         thread = get_ident()
-        if not self._depths[thread] and torch._C._current_graph_task_id() != -1:  # a backward pass repeats a call
-            return
-        self._depths[thread] += 1
         arguments = arguments_of(model, args, kwargs)
         arguments.of_encoder_too = model in self.plan.around_both
-        if self._depths[thread] > 1:
-            if self.call is not None and self.call.readings is None:
-                self.call.arguments.append(arguments)
-            return
         with self._turn:
+            if not self._depths[thread] and torch._C._current_graph_task_id() != -1:  # a backward pass repeats a call
+                return
+            self._depths[thread] += 1
+            if self._depths[thread] > 1:
+                if self.call is not None and self.call.readings is None:
+                    self.call.arguments.append(arguments)
+                return
             self.totals.calls += 1
             if (why := self._reason_to_leave_out(model, arguments)) is not None:
                 self.totals.calls_left_out[why] += 1
@@ -322,13 +322,14 @@ class Recorder:
         """End a call. Only the end of the outermost one counts: what was read is added, unless that call failed. If
         none was begun, as where a backward pass repeats one, nothing happens."""
         thread = get_ident()
-        if not self._depths[thread]:
-            return
-        self._depths[thread] -= 1
-        if self._depths[thread]:
-            return
-        del self._depths[thread]
-        if not self.runs_elsewhere():
+        with self._turn:
+            if not self._depths[thread]:
+                return
+            self._depths[thread] -= 1
+            if self._depths[thread]:
+                return
+            del self._depths[thread]
+        if self._thread is current_thread():
             try:
                 self._finish(self._forget_call(), failed)
             finally:
@@ -346,6 +347,18 @@ class Recorder:
         self._join_processes(call)
         if call.readings is not None:
             self._check_and_add(call, call.readings)
+
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Inside, hooks are attached one after another: a call of another thread that some of them see is not measured,
+        and its end, which the hooks after it may miss, is not waited for."""
+        self._stopping = True
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._depths.clear()
+                self._stopping = False
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
@@ -381,8 +394,8 @@ class Recorder:
         taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
         for x in call.beside:
             if call.readings is not None and any(x is y for y in taken):
-                read = f"{call.readings.batch.shape[1]} tokens of each sample were measured, not the {x.shape[1]}"
-                self.plan.remarks[f"Blocks hand on two streams of tokens: {read} of width {x.shape[2]}"] = None
+                read = f"{call.readings.batch.shape[1]} tokens of each sample were measured, not the {x.shape[-2]}"
+                self.plan.remarks[f"Blocks hand on two streams of tokens: {read} of width {x.shape[-1]}"] = None
         before, alone = call.chain.held, not call.open and self.plan.tensor_parallel is None
         if handed_on := alone and bool(taken) and call.chain.handed_on(taken[0]):
             states = [taken[0]]

@@ -70,7 +70,7 @@ class StackWatch:
         if self._stack is not None:
             raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
         plan, recorder = self.plan, self._recorder
-        with Hooks(self._of_this_thread) as stack:
+        with recorder.beginning(), Hooks(self._of_this_thread) as stack:
             if plan.tensor_parallel is not None:
                 meeting = f"watch/{processes.next_number('watch')}"
                 processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)

@@ -158,7 +158,7 @@ def undecided(logs: Mapping[str, np.ndarray], paired: bool) -> str:
         paired: True if all networks read the same texts: then the difference is taken text by text.
 
     >>> undecided({"a": np.array([-1.0, -1.2]), "b": np.array([-1.1, -1.0])}, paired=True)
-    'The 2 texts do not decide between a and b: they differ more from text to text than on the mean.'
+    'The 2 texts do not decide between b and a: they differ more from text to text than on the mean.'
     """
     known = {name: values for name, values in logs.items() if np.isfinite(values).all()}
     ordered = sorted(known, key=lambda name: -float(known[name].mean()))

@@ -248,7 +248,7 @@ def test_a_loss_of_another_task_decides_nothing() -> None:
 
 
 def test_a_run_without_a_forecast_says_nothing_of_one() -> None:
-    run = TrainingRun(Path(), Manifest(), *(pl.DataFrame() for _ in range(3)))
+    run = TrainingRun(Path(), Manifest(), pl.DataFrame(), pl.DataFrame(), pl.DataFrame())
     assert run.forecast == []
 
 

@@ -196,7 +196,7 @@ def _sentence(falls: Mapping[str, PatternFalls], ranks: Ranks, sizes: PatternSiz
     shown = _named_before(ranks)
     beginning = f"Without skips, {decides[_radius_leads(shown)]}"
     if _even_verdict(ranks, sizes).holds:  # on data that the hypothesis was not made on
-        beginning += "; what even attention under the mask would leave of differences does"
+        beginning += "; what even attention under the mask would leave does"
         shown = {EVEN: ranks[EVEN], **shown}
     numbers = ", ".join(f"{cause} {statistics.median(values):.2f}" for cause, values in shown.items() if values)
     lost = collapsed(falls["whole"])

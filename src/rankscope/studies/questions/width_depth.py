@@ -198,7 +198,7 @@ def _width_text(pure: pl.DataFrame) -> str:
         frozenset(wider_keeps_more), "may slow"
     )
     listed = ", ".join(f"{spread_of_logs([*values.values()])} at width {width}" for width, values in left.items())
-    return f"with Xavier weights, width {verb} the collapse of pure attention (last relative residual: {listed})"
+    return f"with Xavier weights, width {verb} the collapse of pure attention (relative residual: {listed})"
 
 
 def _depth_verdict(table: pl.DataFrame) -> HypothesisVerdict:
