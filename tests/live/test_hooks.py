@@ -187,6 +187,7 @@ def test_listeners_of_a_copy_are_told_to_nobody() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: of vmap, and that torch.jit is old
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", WAYS[:4])
 def test_a_model_is_exported_and_transformed_as_if_nobody_looked(how: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -250,6 +251,7 @@ def events(model: nn.Module, averaged: AveragedModel, step: int, stop: threading
     return evaluate
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["probe", "training batches", "training batches with heads"])
 def test_a_training_that_is_copied_saved_averaged_exported_and_evaluated_beside_is_the_same(
     how: str, tmp_path: Path

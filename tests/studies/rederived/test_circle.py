@@ -103,6 +103,7 @@ def test_the_circle_of_the_ideal_network_is_unstable(z: float) -> None:
     assert grown == pytest.approx(1 + 4 * z / math.sinh(2 * z), rel=1e-6) and grown > 1
 
 
+@pytest.mark.slow
 def test_a_trained_network_makes_errors_of_the_distance_larger() -> None:
     assert float(outwards(trained(16, 4, 300)).min()) > 1
 
