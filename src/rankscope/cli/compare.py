@@ -205,7 +205,7 @@ def state_differences(
 
 def states_sentence(differences: list[StateDifference]) -> str:
     """What is compared and what is not, with the differences of hidden states that are known."""
-    beside = "; ".join(f"those of {name} from those of {other} by {100 * x:.3g} %" for name, other, x in differences)
+    beside = "; ".join(f"those of {name} from those of {first} by {100 * x:.3g} %" for name, first, x in differences)
     if not beside:
         return "Compared is how far tokens are apart, not what they hold: equal numbers do not make networks alike."
     return f"Hidden states at the last layer differ, {beside} (mean over texts of |Y' - Y| / |Y|)."

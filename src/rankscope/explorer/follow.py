@@ -55,13 +55,13 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
         if mark == now:
             return {"mark": mark}
         with lock:
-            trainings = [read_at(*each) for each in zip(folders, stamps, strict=True)]
-        here = max(0, min(run, len(folders) - 1))
-        shown = described(trainings[here], metric)
+            trainings = [read_at(folder, mark) for folder, mark in zip(folders, stamps, strict=True)]
+        index = max(0, min(run, len(folders) - 1))
+        shown = described(trainings[index], metric)
         shown["elsewhere"] = [
-            {"run": k, "raised": other.alarms.height, **other.alarms.row(0, named=True)}
-            for k, other in enumerate(trainings)
-            if k != here and other.alarms.height
+            {"run": k, "raised": loaded.alarms.height, **loaded.alarms.row(0, named=True)}
+            for k, loaded in enumerate(trainings)
+            if k != index and loaded.alarms.height
         ]
         if len(folders) > 1 and shown["metric"] is not None:
             together = side_by_side(dict(zip(short_names(folders), trainings, strict=True)), shown["metric"])

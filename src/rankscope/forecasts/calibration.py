@@ -70,7 +70,7 @@ def trained_settings(numbers: Iterable[int]) -> dict[str, list[Any]]:
     >>> trained_settings(range(3))["width"]
     [64, 64]
     """
-    rows = [draw_design(number).plan().settings for number in numbers]
+    rows = [draw_design(design).plan().settings for design in numbers]
     values = {name: [row[name] for row in rows] for name in rows[0]}
     return {
         name: [min(column), max(column)] if type(column[0]) in (int, float) else sorted(set(column), key=str)

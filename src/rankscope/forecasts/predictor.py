@@ -144,15 +144,15 @@ class Predictor:
         >>> Predictor.shipped().outside({"rate": 1e-6, "width": 64, "parallel": True})
         ['rate 1e-06 (trained: 0.001 to 0.003)', 'parallel True (trained: False)']
         """
-        said = []
+        sentences = []
         for name, value in settings.items():
             known = self.trained.get(name, [value])
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (known[0] <= value <= known[-1] if number else value in known):
-                values = [f"{x:g}" if number else str(x) or "none" for x in dict.fromkeys(known)]
-                shown = f"{value:g}" if number else str(value)
-                said.append(f"{name} {shown} (trained: {(' to ' if number else ', ').join(values)})")
-        return said
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (known[0] <= value <= known[-1] if is_number else value in known):
+                values = [f"{x:g}" if is_number else str(x) or "none" for x in dict.fromkeys(known)]
+                shown = f"{value:g}" if is_number else str(value)
+                sentences.append(f"{name} {shown} (trained: {(' to ' if is_number else ', ').join(values)})")
+        return sentences
 
     def knowing(self, names: Iterable[str]) -> "Predictor":
         """The predictor that looks at these entries alone; itself where all of its own are among them.

@@ -53,8 +53,8 @@ def chance_words(probability: float, guess: bool = False) -> str:
     ('will learn', 'may learn or not, as a guess')
     """
     words = ((0.9, "will learn"), (0.7, "will probably learn"), (0.3, "may learn or not"), (0.1, "will hardly learn"))
-    said = next((phrase for least, phrase in words if probability >= least), "will not learn")
-    return f"{said}, as a guess" if guess else said
+    phrase = next((text for least, text in words if probability >= least), "will not learn")
+    return f"{phrase}, as a guess" if guess else phrase
 
 
 def place_of_100(place: float) -> int:

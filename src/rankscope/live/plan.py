@@ -203,17 +203,17 @@ def _remark_on_special_tokens(model: nn.Module, plans: Mapping[str, WatchPlan]) 
     in_blocks = {part for plan in plans.values() for part in plan.in_blocks}
     if not any(SPECIAL_TOKENS & part._parameters.keys() for part in submodules(model) if part not in in_blocks):
         return
-    found: dict[str, list[str]] = {}
+    added: dict[str, list[str]] = {}  # by stack: how many tokens of which name
     paths = {stack: (plan.stack or _name_of(model, plan.blocks[0])).split(".") for stack, plan in plans.items()}
     every = [*paths.values(), *(name.split(".") for name in stacks(model))]
     for name, weight in model.named_parameters():
         *path, last = name.split(".")
         if last not in SPECIAL_TOKENS:
             continue
-        nearest = max(_shared(path, other) for other in every)
-        for stack in (stack for stack, other in paths.items() if _shared(path, other) == nearest):
-            found.setdefault(stack, []).append(f"{weight.numel() // weight.shape[-1]} of {last}")
-    for stack, words in found.items():
+        nearest = max(_shared(path, stack_path) for stack_path in every)
+        for stack in (stack for stack, stack_path in paths.items() if _shared(path, stack_path) == nearest):
+            added.setdefault(stack, []).append(f"{weight.numel() // weight.shape[-1]} of {last}")
+    for stack, words in added.items():
         counted = "where they pass through the blocks they are counted among the tokens"
         what = f"The model adds tokens that stand for no part of its input ({', '.join(words)})"
         plans[stack].remarks[f"{what}: {counted}"] = None

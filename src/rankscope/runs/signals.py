@@ -129,11 +129,12 @@ def _tensorboard(folder: Path) -> list[Signal]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags: dict[str, dict[int, float]] = {}
-    places = sorted({path.parent for path in folder.rglob("events.out.tfevents*")})
-    for place in places:
-        events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
+    event_folders = sorted({path.parent for path in folder.rglob("events.out.tfevents*")})
+    for event_folder in event_folders:
+        events = EventAccumulator(str(event_folder), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
-        inside = place.relative_to(folder).as_posix() if len(places) > 1 and place != folder else ""
+        below = len(event_folders) > 1 and event_folder != folder
+        inside = event_folder.relative_to(folder).as_posix() if below else ""
         for tag in events.Tags()["scalars"]:
             name = f"{inside}/{tag}" if inside else tag
             tags.setdefault(name, {}).update({event.step: event.value for event in events.Scalars(tag)})
@@ -193,13 +194,13 @@ def _json_lines(path: Path) -> pl.DataFrame:
     """The objects of a file of JSON lines as a table of texts; half a last line is left out."""
     lines = path.read_text(encoding="utf-8").split("\n")
     rows: list[dict[str, object]] = []
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError):
-            row = {} if number == len(lines) else None
+            row = {} if line_number == len(lines) else None
         if not isinstance(row, dict):
-            raise ValueError(f"line {number} is no JSON object: remove it")
+            raise ValueError(f"line {line_number} is no JSON object: remove it")
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     texts = {name: [None if row.get(name) is None else str(row[name]) for row in rows] for name in names}

@@ -108,7 +108,9 @@ class Run:
         if "/" in chunks[0] and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
             return now.table_and_notes(name)
         more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        notes = [f"{path}: line {number}{more} is no row of the table and left out." for number in damaged[:1]]
+        notes = [
+            f"{path}: line {line_number}{more} is no row of the table and left out." for line_number in damaged[:1]
+        ]
         return pl.concat([table, frame_of(lines, table.schema)]) if lines else table, notes
 
     def gathered(self, name: str) -> int:

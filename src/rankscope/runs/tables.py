@@ -127,7 +127,7 @@ def read_lines(path: Path, after: int, schema: Mapping[str, Any]) -> tuple[list[
     hold no rows of this schema; a damaged line hides no other."""
     lines, damaged = [], []
     texts = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    for number, text in enumerate(texts, 1):
+    for line_number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
             if type(line["step"]) is not int:
@@ -136,7 +136,7 @@ def read_lines(path: Path, after: int, schema: Mapping[str, Any]) -> tuple[list[
                 frame_of([line], schema)
                 lines.append(line)
         except NO_ROWS:
-            damaged.append(number)
+            damaged.append(line_number)
     return lines, damaged
 
 

@@ -207,8 +207,8 @@ def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterab
     weights, prefix = model.state_dict(), f"{model.base_model_prefix}."
     known = {re.sub(r"\d+", "#", name) for name in weights}
     names = {name: name.removeprefix(prefix) for name in sorted(unexpected)}
-    surplus = [name for name, own in names.items() if re.sub(r"\d+", "#", own) in known]
-    beside = [name for name, own in names.items() if f"{own.rpartition('.')[0]}.weight" in weights]
+    surplus = [name for name, base_name in names.items() if re.sub(r"\d+", "#", base_name) in known]
+    beside = [name for name, base_name in names.items() if f"{base_name.rpartition('.')[0]}.weight" in weights]
     if beside:
         message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
         raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")

@@ -282,13 +282,13 @@ def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[Famil
         try:
             with quiet():
                 net: Any = load(random_model(family.name, label), family=named)
-            found = FamilyParity(family.name, label, family.types, net.origin.parity)
+            parity = FamilyParity(family.name, label, family.types, net.origin.parity)
         except Exception as error:  # what another version of transformers may do to a model is any error
             failure = str(error) if isinstance(error, RankscopeError) else first_line(error)
-            found = FamilyParity(family.name, label, family.types, None, failure)
+            parity = FamilyParity(family.name, label, family.types, None, failure)
         if progress is not None:
             progress(done, len(cases))
-        yield found
+        yield parity
 
 
 def _labels(family: Family) -> list[str]:

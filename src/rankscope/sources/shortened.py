@@ -83,9 +83,9 @@ def _describe(config: Any, depth: int, kept: list[int]) -> None:
     """Make a config of `depth` layers say that only those of the indices `kept` are left, with what it says of each."""
     config.num_hidden_layers = len(kept)
     for name in PER_LAYER:
-        said = getattr(config, name, None)
-        if said is not None and len(said) == depth:
-            setattr(config, name, [said[index] for index in kept])
+        values = getattr(config, name, None)
+        if values is not None and len(values) == depth:
+            setattr(config, name, [values[index] for index in kept])
     if hasattr(config, "attention_types"):  # GPT-Neo's, which `attention_layers` writes out
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
     if hasattr(config, "decoder_sparse_step"):  # Qwen's: layers at every such step have experts, but for some

@@ -149,8 +149,9 @@ def certificates_repr(bounds: Sequence[BoundView], table: pl.DataFrame, guarante
     shown = [*wrap(proved_sentence(guarantees, samples), 80), lines(_title(bounds, samples), rows)]
     failed = failed_hypotheses(table)
     shown += ["Hypotheses that fail:"] if failed else []
-    for each in failed:
-        sentence = f"{each.says}: {each.number}, must be {each.limit}; so not {', '.join(each.theorems)}"
+    for hypothesis in failed:
+        sentence = f"{hypothesis.says}: {hypothesis.number}, must be {hypothesis.limit}; so not "
+        sentence += ", ".join(hypothesis.theorems)
         shown += wrap(sentence, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(shown)
 

@@ -150,9 +150,9 @@ def proved_sentence(guarantees: pl.DataFrame, samples: int) -> str:
     proved = []
     for (name, kind), rows in every.group_by("quantity", "kind", maintain_order=True):
         last = rows.filter(layer=rows["layer"].max()).sort("bound", descending=kind == "lower").row(0, named=True)
-        number = str(round(10 ** last["bound"])) if name == RANK else power(last["bound"])
+        bound = str(round(10 ** last["bound"])) if name == RANK else power(last["bound"])
         side = "most" if kind == "upper" else "least"
-        shown = f"{quantity(str(name)).symbol} is at {side} {number}"
+        shown = f"{quantity(str(name)).symbol} is at {side} {bound}"
         proved.append(f"{shown} after layer {last['layer']} ({last['theorem']})")
     if not proved:
         return "Nothing is proved of these tokens: no theorem holds here with a bound that says something."

@@ -277,14 +277,14 @@ class RuleSet:
     def set_tokens(self, tokens: Mapping[str, int | None]) -> None:
         """Tell the rules how many tokens the longest sample has, by the name of its stack ("" where there is one)."""
         for rule in self.rules:
-            for stack, each in getattr(rule, "by_stack", {"": rule}).items():
-                if isinstance(each, AlarmRule):
-                    each.tokens = tokens.get(stack)
+            for stack, stack_rule in getattr(rule, "by_stack", {"": rule}).items():
+                if isinstance(stack_rule, AlarmRule):
+                    stack_rule.tokens = tokens.get(stack)
 
     @property
     def over(self) -> list[str]:
         """Sentences on alarms whose faults have gone."""
-        rules = [each for rule in self.rules for each in getattr(rule, "by_stack", {"": rule}).values()]
+        rules = [part for rule in self.rules for part in getattr(rule, "by_stack", {"": rule}).values()]
         return [sentence for rule in rules if isinstance(rule, AlarmRule) for sentence in rule.over.values()]
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:

@@ -434,8 +434,8 @@ class Monitor:
         if (paths := self.paths) is not None and self.schedule.crossed(paths.every):
             certified = self._taken("paths and certificates are", lambda: paths.measure(self.steps), certified)
         values.update(certified[0])
-        for found in (of_weights, of_spectra):
-            values.update(found.of_stage(self.stage.first_block))
+        for block_values in (of_weights, of_spectra):
+            values.update(block_values.of_stage(self.stage.first_block))
         return values, certified[1]
 
     def _taken(self, instrument: str, read: Callable[[], T], otherwise: T) -> T:
@@ -443,8 +443,8 @@ class Monitor:
         instrument together: none waits for one that has failed."""
         with self._failures.contained(f"{instrument} not measured"):
             with distributed.failing_together():
-                found = read()
-            return found
+                reading = read()
+            return reading
         return otherwise
 
     def _layers_by_stack(self) -> dict[str, MetricValues]:

@@ -122,13 +122,15 @@ def parameter_groups(blocks: Sequence[nn.Module], applied: bool = False) -> tupl
         if block in blocks[: layer - 1]:
             continue
         for name, weight in block.named_parameters():
-            whole = applied_name(block, name)
-            if weight.ndim < 2 or not weight.requires_grad or (applied and whole in taken):
+            effective_name = applied_name(block, name)
+            if weight.ndim < 2 or not weight.requires_grad or (applied and effective_name in taken):
                 continue
-            slices = [] if whole is None else kind_slices(block, whole, applied_weight(block, whole))
+            slices: list[tuple[Kind, ParameterSlice]] = []
+            if effective_name is not None:
+                slices = kind_slices(block, effective_name, applied_weight(block, effective_name))
             if not applied:
-                slices = _slices_of_part(block, name, slices) if whole else kind_slices(block, name, weight)
-            taken.add(whole or "")
+                slices = _slices_of_part(block, name, slices) if effective_name else kind_slices(block, name, weight)
+            taken.add(effective_name or "")
             slices = [] if applied and not all(is_matrix(part) for _, part in slices) else slices
             for kind, part in slices:
                 parts = groups.setdefault((layer, GROUP_OF[kind]), [])
@@ -214,8 +216,8 @@ def kind_slices(block: nn.Module, name: str, weight: Tensor) -> list[tuple[Kind,
 def attending(path: Sequence[str], modules: Sequence[nn.Module]) -> list[bool]:
     """True for each module on the way to a weight that attends: its name or class says so, or it has queries."""
     names = [f"{word} {type(module).__name__}".lower() for word, module in zip(path, modules, strict=True)]
-    said = ["attn" in name or "attention" in name for name in names]
-    return [each or has_queries(module) for each, module in zip(said, modules, strict=True)]
+    named_attention = ["attn" in name or "attention" in name for name in names]
+    return [named or has_queries(module) for named, module in zip(named_attention, modules, strict=True)]
 
 
 def has_queries(module: nn.Module) -> bool:
@@ -255,8 +257,8 @@ def merged_weight(layer: Any) -> Tensor:
     if layer.merged or layer.disable_adapters or not weight.is_floating_point():
         return weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    own = {name: weight.to(dtype, copy=True) for name, weight in base._parameters.items() if weight is not None}
-    base._parameters = {name: nn.Parameter(weight.detach()) for name, weight in own.items()}
+    copies = {name: weight.to(dtype, copy=True) for name, weight in base._parameters.items() if weight is not None}
+    base._parameters = {name: nn.Parameter(weight.detach()) for name, weight in copies.items()}
     vars(twin).update({name: copy(value) for name, value in vars(layer).items() if isinstance(value, dict | list)})
     adapters = {name: deepcopy(part).to(dtype) for name, part in layer._modules.items() if name != "base_layer"}
     twin._modules = {**adapters, "base_layer": base}
@@ -280,21 +282,21 @@ def left_out_note(what: str, names: Sequence[str]) -> list[str]:
     return [f"{what} of weights: {shown} of a block belong to no known group, and are left out"] * bool(names)
 
 
-def first_layer(place: int, called: Mapping[int, int]) -> int:
-    """The first layer of the block at a place of the list of blocks: of a block that is called as several layers,
-    their weights' one gradient stands there."""
-    return min((layer for layer, at in called.items() if at == place), default=place)
+def first_layer(block_number: int, called: Mapping[int, int]) -> int:
+    """The first layer that a block is called as, by the number of the block in the list, from 1. Where a block is
+    called as several layers, the one gradient of its weights is written at this layer."""
+    return min((layer for layer, at in called.items() if at == block_number), default=block_number)
 
 
 def shared_weights_notes(blocks: Sequence[nn.Module], called: Mapping[int, int]) -> list[str]:
     """Notes on weights that serve several layers: of one block that is called again and again, or of several."""
     notes, holders = [], dict[int, dict[int, str]]()  # by weight, its name in the block of each layer
-    for place, block in enumerate(blocks, 1):
-        first, *others = sorted(layer for layer, at in called.items() if at == place) or [place]
-        if others:
-            same = f"layers {', '.join(map(str, (first, *others)))} are one block"
+    for block_number, block in enumerate(blocks, 1):
+        first, *repeats = sorted(layer for layer, at in called.items() if at == block_number) or [block_number]
+        if repeats:
+            same = f"layers {', '.join(map(str, (first, *repeats)))} are one block"
             notes.append(f"{same}: gradients, updates and spectra of its weights are of all of them, at layer {first}")
-        for name, weight in block.named_parameters() if block not in blocks[: place - 1] else ():
+        for name, weight in block.named_parameters() if block not in blocks[: block_number - 1] else ():
             if weight.ndim > 1 and weight.requires_grad:
                 holders.setdefault(id(weight), {})[first] = name
     shared: dict[tuple[int, ...], list[str]] = {}
@@ -354,8 +356,8 @@ class WeightGradients:
         if failure is not None and not any(failure in note for note in self.notes):
             self.notes.append(f"gradients and updates of weights were not recorded: {failure}")
         made = "update" in self._squares and not self._skipped and failure is None
-        for (place, group), parts in self.groups.items():
-            layer = first_layer(place, self.called)
+        for (block_number, group), parts in self.groups.items():
+            layer = first_layer(block_number, self.called)
             norm = {name: _norm(parts, squares) for name, squares in self._squares.items() if made}
             values.add(layer, f"grad_{group}", self._counted(norm["gradient"] / self._scale) if made else NO_VALUE)
             values.add(layer, f"update_{group}", self._counted(norm["update"] / norm["weight"]) if made else NO_VALUE)

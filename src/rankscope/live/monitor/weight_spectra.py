@@ -52,7 +52,7 @@ class WeightSpectra:
         self, blocks: Sequence[nn.Module], counts: bool = True, called: Mapping[int, int] = MappingProxyType({})
     ) -> None:
         (self.groups, left_out), self.counts, self.called = parameter_groups(blocks, applied=True), counts, called
-        self._vectors: dict[str, Tensor] = {}  # by place of the block, group and place in the group
+        self._vectors: dict[str, Tensor] = {}  # by number of the block, group and index in the group
         self.notes = left_out_note("spectra", left_out)
 
     @property
@@ -64,14 +64,14 @@ class WeightSpectra:
     def values(self) -> MetricValues:
         """The numbers of every block and group."""
         values = MetricValues()
-        for (place, group), parts in self.groups.items():
-            named = [(f"{place} {group} {k}", part, group) for k, part in enumerate(parts)]
+        for (block_number, group), parts in self.groups.items():
+            named = [(f"{block_number} {group} {k}", part, group) for k, part in enumerate(parts)]
             norms, ranks = zip(*itertools.starmap(self._measured, named), strict=True)
             for kind, value in (
                 ("spectral_norm", torch.stack(norms).amax()),
                 ("stable_rank", torch.stack(ranks).amin()),
             ):
-                layer = first_layer(place, self.called)
+                layer = first_layer(block_number, self.called)
                 values.add(layer, f"{kind}_{group}", counted_once(value, self.counts))
         return values
 

@@ -182,8 +182,8 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     header += " (what was changed since is under Method)" if any("Changed" in note for note in result.notes) else ""
     changed = question.changed if kept["full"] else None
     expected = PageTable("", [header, "what came", ""], [
-        [entry.what, entry.ours, (entry.verdict or VERDICTS[entry.agrees]) + _by_earlier_rules(changed, number)]
-        for number, entry in enumerate(result.comparisons, 1)
+        [entry.what, entry.ours, (entry.verdict or VERDICTS[entry.agrees]) + _by_earlier_rules(changed, position)]
+        for position, entry in enumerate(result.comparisons, 1)
     ])  # fmt: skip
     lines += ["## What we expected, and what came", "", *expected.markdown, ""]
     if changed:

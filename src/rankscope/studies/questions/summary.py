@@ -105,7 +105,11 @@ def summary_page(answered: Sequence[AnsweredQuestion]) -> str:
     ]
     counts: dict[str, float] = {"failed": judged.count(False), "held": judged.count(True), "judged": len(judged)}
     counts |= {"written": len(verdicts), "before": len(verdicts) - later, "untold": verdicts.count(None)}
-    counts |= {"changed": len(changes), "studies": len(answered), "moved": sum(len(each.before) for each in changes)}
+    counts |= {
+        "changed": len(changes),
+        "studies": len(answered),
+        "moved": sum(len(change.before) for change in changes),
+    }
     counts |= {"held_before": earlier.count(True), "failed_before": earlier.count(False)}
     counts |= {"untold_before": earlier.count(None)} | {f"by_{n}": len(judged) / 2**n for n in (3, 4, 5)}
     quick = sum(not entry.kept["full"] for entry in answered)
@@ -145,7 +149,7 @@ def _answers(answered: Sequence[AnsweredQuestion]) -> PageTable:
 
 def changed_text(changed: RuleChange) -> str:
     """What was changed, and which verdicts the rules before gave on the same data."""
-    verdicts = ", ".join(f"hypothesis {number} {VERDICTS[holds]}" for number, holds in changed.before.items())
+    verdicts = ", ".join(f"hypothesis {position} {VERDICTS[holds]}" for position, holds in changed.before.items())
     return f"{changed.what} By the rules before, {verdicts or 'every verdict is the same'}."
 
 
