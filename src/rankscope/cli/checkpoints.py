@@ -292,13 +292,14 @@ def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
     from rankscope.runs.training import TRAINING
 
     values: dict[str, float] = {}
-    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # the file of another trainer, or none
+    # There may be no such file, or another trainer may have written it.
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         state = json.loads((checkpoint.folder / "trainer_state.json").read_text(encoding="utf-8"))
         lines = [line for line in state["log_history"] if isinstance(line, dict) and type(line.get("step")) is int]
         for line in sorted(lines, key=lambda line: line["step"]):
             if line["step"] <= checkpoint.step:
                 for name in (name for name in LOGGED if name in line):
-                    with suppress(ArithmeticError, ValueError, TypeError):  # no number
+                    with suppress(ArithmeticError, ValueError, TypeError):  # what was logged is no number
                         values[LOGGED[name]] = float(line[name])
     same = {"step": checkpoint.step, "spread": 0.0, "floor": 0.0, "samples": 1}
     rows = [

@@ -169,16 +169,16 @@ class StateDifference(NamedTuple):
     """How far the hidden states of a network are from those of another of its shape on the same tokens, at the last
     layer: `||Y' - Y|| / ||Y||`, mean over texts."""
 
-    name: str  # Of Y'
-    other: str  # Of Y
+    name: str  # The network whose hidden states are Y'
+    other: str  # The network whose hidden states are Y
     relative: float
 
 
 def state_differences(
     sides: list[Side], nets: "dict[str, Transformer]", encoded: "dict[str, Encoded]", excerpts: Any, tokens: int
 ) -> list[StateDifference]:
-    """The hidden states of each model beside those of the first that has its variant, depth and width and reads the
-    same tokens; none of saved runs, which keep no hidden states."""
+    """How far the hidden states of each model are from those of the first model that has its variant, depth and width
+    and reads the same tokens. Saved runs keep no hidden states and are passed over."""
     from rankscope.depths.criteria import Sample
     from rankscope.depths.cut import fidelity_of
 
@@ -204,7 +204,7 @@ def state_differences(
 
 
 def states_sentence(differences: list[StateDifference]) -> str:
-    """What is compared and what is not, with the differences of hidden states that are known."""
+    """A sentence with the known differences of hidden states; without any, one on what a comparison does not show."""
     beside = "; ".join(f"those of {name} from those of {first} by {100 * x:.3g} %" for name, first, x in differences)
     if not beside:
         return "Compared is how far tokens are apart, not what they hold: equal numbers do not make networks alike."

@@ -127,7 +127,7 @@ def _say_rest(stream: "Excerpts", read: int) -> None:
         write_aside(f"rankscope: read the first {counted(read, 'excerpt')}; --samples N reads N")
         return
     rest = 0
-    with suppress(RankscopeError):  # of what is not read nobody needs to know what is wrong
+    with suppress(RankscopeError):  # excerpts that are only counted may be damaged
         rest = sum(1 for _ in islice(stream, COUNTED))
     if rest:
         all_of_them = f"{read + rest}" if rest < COUNTED else f"more than {read + rest}"
@@ -243,8 +243,8 @@ def random_weights_lines(manifest: "Manifest") -> list[str]:
 
 
 def random_weights_of(name: str, origin: Mapping[str, Any]) -> list[str]:
-    """That line of one network, with the trained model of that name on the hub, if there is one; none if its weights
-    are not random."""
+    """A line that says that the weights of one network are random, with the trained model of its name on the hub, if
+    there is one; no line if the weights are not random."""
     from rankscope.nets.origin import weights_of
 
     trained = f"; the trained model is {TRAINED[name]}" if name in TRAINED else ""

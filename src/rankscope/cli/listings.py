@@ -185,8 +185,8 @@ def require_parity(families: "list[FamilyParity]") -> None:
 
 
 def show_family(family: "FamilyParity", before: "FamilyParity | None") -> None:
-    """Print the line of a config of a family, with its parity, at once: all of them take a while. Before the first come
-    the headings; a family is named on its first line only."""
+    """Print the line of one config of a family, with its parity, as soon as it is measured: all of them take a while.
+    The headings come before the first line; a family is named on its first line only."""
     from rich.table import Table
 
     if before is None:

@@ -56,7 +56,7 @@ def measure(
     checks = {name: getattr(measured, name) for name in ("check", "confirm")}
     task = MeasureTask.parse(measured.metrics, measured.arithmetic, checks)
     variants = split_names("variants", options.variants)
-    whole_text = text.text is not None and not measured.confirm  # which takes thirty times as long
+    whole_text = text.text is not None and not measured.confirm  # --confirm takes thirty times as long
     if options.on is not None and not whole_text:
         given = "with --confirm, which reads a few excerpts: leave one out" if measured.confirm else "without --text"
         raise MetricError(f"--on goes with a text of any length; got --on {options.on} {given}", subject="on")

@@ -117,6 +117,6 @@ def say_hub(model: str, quiet: bool) -> None:
 
 
 def write_aside(line: str) -> None:
-    """Write a line on stderr, less what would move a terminal's cursor."""
+    """Write a line on stderr, without control characters, which could move a terminal's cursor."""
     sys.stderr.write(CONTROLS.sub("", line) + "\n")
     sys.stderr.flush()

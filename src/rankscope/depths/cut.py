@@ -103,8 +103,8 @@ class Cut:
     def save(self, folder: str | Path, model: nn.Module | None = None) -> Any:
         """Write the smaller model into a new or empty folder that transformers loads, and return it.
 
-        Beside config, weights and tokenizer it holds what the folder of the whole model says of its use: pooling,
-        normalisation and prompts of sentence-transformers, and how images become input.
+        Beside config, weights and tokenizer the folder gets what the folder of the whole model says of its use:
+        pooling, normalisation and prompts of sentence-transformers, and how images become input.
 
         Args:
             folder: Where to write.

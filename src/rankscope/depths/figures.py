@@ -113,7 +113,7 @@ CAPTIONS = {
 
 
 def caption(chart: fig.Chart) -> str:
-    """What stands under the figure in a report: a sentence for each of its panels."""
+    """The text under the figure in a report: a sentence for each of its panels."""
     return " ".join(CAPTIONS[str(panel.heading)] for panel in chart.panels)
 
 

@@ -55,7 +55,7 @@ def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> 
         if mark == now:
             return {"mark": mark}
         with lock:
-            trainings = [read_at(folder, mark) for folder, mark in zip(folders, stamps, strict=True)]
+            trainings = [read_at(folder, folder_stamp) for folder, folder_stamp in zip(folders, stamps, strict=True)]
         index = max(0, min(run, len(folders) - 1))
         shown = described(trainings[index], metric)
         shown["elsewhere"] = [

@@ -135,7 +135,7 @@ class NetworkCache:
 
 
 def _with_remedies_alone(controls: Controls) -> Controls:
-    """The controls that decide a network with its remedies, all others as the page begins."""
+    """These controls with all that do not decide the network and its remedies set to the defaults of the page."""
     return Controls(model=controls.model, shape=controls.shape, layers=controls.layers, remedies=controls.remedies)
 
 

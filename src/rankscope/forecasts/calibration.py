@@ -64,8 +64,8 @@ def outcomes() -> pl.DataFrame:
 
 
 def trained_settings(numbers: Iterable[int]) -> dict[str, list[Any]]:
-    """What designs of these numbers have, by name of a setting (`Plan.settings`): the least and the largest of numbers,
-    every value of others.
+    """The values that designs of these numbers have of each setting (`Plan.settings`): the least and the largest of a
+    number, else every value.
 
     >>> trained_settings(range(3))["width"]
     [64, 64]

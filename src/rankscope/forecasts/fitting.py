@@ -40,7 +40,7 @@ def fit_predictor(
         price: What the log likelihood must gain for a weight to grow by `1 / sqrt(entries)`.
         steps: Steps of Adam.
         lr: Its learning rate.
-        trained: What the designs have (`calibration.trained_settings`), which the predictor keeps.
+        trained: The values that the designs have of each setting (`calibration.trained_settings`), for the predictor.
     """
     names = [name for name in points.columns if name != "number"]
     varied = [name for name in names if points[name].n_unique() > 1]

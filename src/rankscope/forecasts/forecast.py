@@ -63,7 +63,7 @@ class Forecast:
             the mean square of gradients by, measured; `angle_theory` and `gradient_theory`, in closed form, where there
             is one.
         notes: Conditions that the numbers stand under, each a sentence.
-        doubts: Those of the notes for which the probability and the place are guesses: ways in which no trained
+        doubts: The notes that make the probability and the place guesses: each names a way in which no trained
             network was like this one.
     """
 
@@ -429,7 +429,7 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
 
 
 def _unknown(prediction: Prediction) -> list[str]:
-    """A sentence on what readings that are not known cost; none if all are."""
+    """A sentence on how much worse the prediction is for readings that are not known; none if all are known."""
     if prediction.known == prediction.entries:
         return []
     return [
@@ -440,7 +440,7 @@ def _unknown(prediction: Prediction) -> list[str]:
 
 
 def _doubts(plan: Plan | LivePlan, prediction: Prediction) -> tuple[str, ...]:
-    """Why the prediction is a guess: what no trained design had."""
+    """The reasons why the prediction is a guess: what this design has and no trained design had; empty without any."""
     doubts = []
     if outside := Predictor.shipped().outside(plan.settings):
         doubts.append(f"no trained design had {', '.join(outside)}")

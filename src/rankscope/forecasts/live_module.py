@@ -88,7 +88,7 @@ class LivePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What trained designs are compared with it by, as far as it is known, by name."""
+        """The settings by which this module is compared with trained designs, by name; unknown ones are left out."""
         told = {"layers": self.layers, "width": self.width, "heads": self.heads, "steps": self.recipe.steps,
                 "rate": self.recipe.lr, "batch": self.recipe.batch}  # fmt: skip
         return {name: value for name, value in told.items() if value is not None}
@@ -198,7 +198,7 @@ def read_module(
 
 
 def _whole(model: nn.Module) -> nn.Module:
-    """The module, if all of its weights are here."""
+    """Return the module; raises if its weights are sharded, on the meta device or partly wrapped in DDP."""
     came = ""
     if is_sharded(model):
         came = "are sharded or split over devices (FSDP, ZeRO-3, DTensor): forecast it before that"
@@ -251,7 +251,7 @@ class ModuleReader:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """What stands for the trained weights now, by name: copies while the module is read."""
+        """The trainable weights that the module holds now, by name: copies, while the module is read."""
         return trained_weights(self.model)
 
     def note(self, sentence: str) -> None:
@@ -274,7 +274,7 @@ class ModuleReader:
         return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
 
     def _refuse_hidden(self, made: LivePass) -> None:
-        """Refuse a module that computes with weights of its own where copies stand."""
+        """Refuse a module that still computes with its own weights after copies were put in their place."""
         given = self.given_weights
         reached = torch.autograd.grad(made.loss, list(given.values()), retain_graph=True, allow_unused=True)
         if hidden := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
@@ -471,7 +471,8 @@ class ModuleReader:
             self.width = tokens.shape[-1]
             per_token = (self.batches[0].symbols(self.model, tokens.shape[:2]), made.logits)
             if len(tokens.shape) == 4:
-                rows_and_columns(tokens.shape, sizes_in(per_token), self.plan.blocks[0])  # refuses streams
+                # Raises if the axes are [batch, token, stream, width].
+                rows_and_columns(tokens.shape, sizes_in(per_token), self.plan.blocks[0])
         gradient = gradient_of(made.loss, self.weights, keep=True)
         at_tokens = {
             layer: torch.cat([value / len(value) for value, _ in parts]).norm().log10().item()

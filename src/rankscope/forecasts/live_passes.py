@@ -211,11 +211,11 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Inside, copies of this dtype (None: of their own) stand where the module has its floating weights and buffers;
-    afterwards it holds its own again.
+    """A context in which copies of this dtype (None: of their own) replace the floating weights and buffers of a
+    module; it holds its own again afterwards.
 
-    Nothing is done to the tensors themselves. A weight whose `.data` was once of another dtype has lost what DDP's
-    hooks hang on, and the graphs that it is in can no longer be differentiated.
+    The tensors themselves do not change: setting the `.data` of a weight to another dtype, even for a while, breaks
+    the hooks of DDP on it and the graphs that it is in.
     """
     copies: dict[int, Tensor] = {}
     with ExitStack() as undo:
@@ -229,7 +229,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
                         copies[id(tensor)] = _copied(tensor, dtype or tensor.dtype)
                     held[name] = copies[id(tensor)]
         for values in [values for part in modules for values in vars(part).values() if isinstance(values, list)]:
-            if any(id(value) in copies for value in values):  # torch's recurrent layers keep one of their weights
+            if any(id(value) in copies for value in values):  # torch's recurrent layers keep a list of their weights
                 undo.callback(values.__setitem__, slice(None), list(values))
                 values[:] = [copies.get(id(value), value) for value in values]
         yield

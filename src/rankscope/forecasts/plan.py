@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What trained designs are compared with it by, by name: sizes, numbers of its training, and forms of parts."""
+        """The settings by which trained designs are compared with this one: sizes, the training, and kinds of parts."""
         remedies = "+".join(remedy if isinstance(remedy, str) else remedy.name for remedy in self.remedies)
         forms = {name: getattr(self.arch, name) for name in FORMS}
         return {

@@ -101,8 +101,8 @@ class Predictor:
         linear: c, the share of what is linear.
         place: How places are predicted.
         learns: How it is predicted whether a network learns.
-        trained: What the trained networks had, by name of a setting (`Plan.settings`): the least and the largest of
-            numbers, every value of others.
+        trained: The values that the trained networks had of each setting (`Plan.settings`): the least and the
+            largest of a number, else every value.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Predictor:
         return cls(points, outcomes(), fitted["weights"], fitted["linear"], **ways, trained=fitted["trained"])
 
     def outside(self, settings: Mapping[str, Any]) -> list[str]:
-        """The settings of a network that no trained one had, each in words with those that were trained.
+        """A phrase for each of these settings that no trained network had, with the values that trained networks had.
 
         >>> Predictor.shipped().outside({"rate": 1e-6, "width": 64, "parallel": True})
         ['rate 1e-06 (trained: 0.001 to 0.003)', 'parallel True (trained: False)']

@@ -53,12 +53,12 @@ class BlockHooks:
         self.returns += [(module, ended) for module in outer]
 
     def before(self, hooks: Hooks) -> None:
-        """Hook what is called, until the hooks are closed."""
+        """Attach the hooks that run before a module's forward pass, until `hooks` are closed."""
         for module, hook in self.calls:
             hooks.attach(module, hook, before=True, with_kwargs=True)
 
     def after(self, hooks: Hooks) -> None:
-        """Hook what returns, until the hooks are closed."""
+        """Attach the hooks that run after a module's forward pass, until `hooks` are closed."""
         for module, hook in self.returns:
             hooks.attach(module, hook, always_call=True)
 

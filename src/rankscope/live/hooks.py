@@ -39,14 +39,14 @@ def is_traced() -> bool:
 
 
 class Hook:
-    """A hook that calls a function, but not in another thread than `thread`, if that is given, and while the module is
-    traced only `if_traced`."""
+    """A hook that calls a function: of calls in `thread` alone, if one is given, and while torch traces the module only
+    `if_traced`."""
 
     def __init__(self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False) -> None:
         self.function, self.thread, self.if_traced = function, thread, if_traced
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns; None, by which torch goes on with what it has, where that is not called."""
+        """Call the function and return what it returns; None (no change, for torch) if it is not to be called."""
         if not self.if_traced and is_traced():
             return None
         if self.thread is not None and get_ident() != self.thread:
@@ -54,13 +54,13 @@ class Hook:
         return self.function(*args)
 
     def __reduce__(self) -> Any:
-        """Copies and files have a function of one argument that does nothing, and is not ours."""
+        """A copied or pickled hook is a built-in function that does nothing: loading it needs no rankscope."""
         return getattr, ((), "count")
 
 
 class Hooks(ExitStack):
-    """Contexts and hooks that closing undoes. Hooks `of_this_thread` see no calls from other threads; what changes the
-    numbers that come out must do so also `if_traced`."""
+    """Contexts and hooks that are undone on closing. Hooks `of_this_thread` see no calls from other threads; hooks that
+    change what the model returns must be `if_traced`, or a traced model would not have the change."""
 
     def __init__(self, of_this_thread: bool = False, if_traced: bool = False) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Hooks(ExitStack):
         register = module.register_forward_pre_hook if before else module.register_forward_hook
         handle = register(Hook(function, self.thread, self.if_traced), **options)
         for name in (*DICTIONARIES, *FLAGS):
-            # Both pickle and deepcopy ask the dictionary itself what it is made of before they ask its class.
+            # Both pickle and deepcopy look for `__reduce_ex__` on the dictionary itself before they look at its class.
             entries = getattr(module, name)
             entries.__reduce_ex__ = partial(_without_ours, module, entries)
         self.callback(_detach, module, handle)
@@ -85,7 +85,7 @@ def _ours(module: nn.Module) -> set[int]:
 
 
 def _without_ours(module: nn.Module, entries: "OrderedDict[int, Any]", _protocol: int) -> tuple[Any, ...]:
-    """What a copy or a file of a dictionary of hooks is made of: the hooks of others."""
+    """The reduced form by which a dictionary of hooks is copied or pickled: without the hooks attached here."""
     ours = _ours(module)
     return OrderedDict, (), None, None, iter([(key, value) for key, value in entries.items() if key not in ours])
 

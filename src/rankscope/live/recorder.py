@@ -14,8 +14,8 @@ The hooks of `block_hooks.py`, the observer of attention and the hooks on router
 Layers are numbered by the order of calls within one call of the model, so that one module called twelve times
 is twelve layers; a block that is passed over leaves its number out. `watch.py` and `notes.py` read the totals.
 
-Where several threads call the model, one call is measured at a time: of a thread whose call begins meanwhile no event
-counts, and its call is left out.
+Where several threads call the model, one call is measured at a time: a call that begins in another thread meanwhile is
+left out, with all of its events.
 """
 
 from collections import Counter, defaultdict
@@ -251,7 +251,7 @@ class Recorder:
             OutputProjectionFinder(self.on_contributions, plan.tensor_parallel) if plan.wants("heads") else None
         )
         self._call: ModelCall | None = None  # the call that is being measured
-        self._thread: Thread | None = None  # that it runs in
+        self._thread: Thread | None = None  # the thread that this call runs in
         self._made_in = get_ident()
         self._stopping = False  # no call is to begin
         self._turn = Lock()  # held where a call begins or ends: threads count their calls side by side
@@ -350,8 +350,8 @@ class Recorder:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Inside, hooks are attached one after another: a call of another thread that some of them see is not measured,
-        and its end, which the hooks after it may miss, is not waited for."""
+        """A context for attaching hooks one after another: a call that runs in another thread meanwhile is seen by some
+        of them only, so it is not measured, and nothing waits for its end."""
         self._stopping = True
         try:
             yield
@@ -362,8 +362,8 @@ class Recorder:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Inside, no call is measured, and none has begun: a call of another thread has come to its end, one of this
-        thread was interrupted (torch calls no hook while KeyboardInterrupt passes)."""
+        """A context in which no call is measured. A call of another thread is waited for; a call of this thread that
+        still counts as running was interrupted (torch calls no hook while KeyboardInterrupt passes) and is left out."""
         self._stopping = True
         while True:
             with self._turn:

@@ -138,8 +138,8 @@ def depth_chart(depth: DepthView) -> fig.Chart:
 
 
 def certificates_repr(bounds: Sequence[BoundView], table: pl.DataFrame, guarantees: pl.DataFrame) -> str:
-    """What is proved in a sentence; a line per theorem whose hypotheses are met from layer 1 on, with what is measured
-    and the bound; and each hypothesis that fails, whole, in lines of 80 columns."""
+    """The certificates as text: what is proved in a sentence; a line per theorem whose hypotheses are met from layer 1
+    on, with what is measured and the bound; and each hypothesis that fails, whole, in lines of 80 columns."""
     rows = []
     for view in filter(lambda view: view.met_to, bounds):
         sign = ", " if view.state == "vacuous" else f" {view.sign} "

@@ -271,13 +271,13 @@ def _original(function: Any) -> Any:
 
 
 class ReportingFunction:
-    """A function that reports its calls, as a module holds it; copies and files of the module have the `original`."""
+    """A function that reports its calls, to be an attribute of a module; copied or pickled, it is the `original`."""
 
     def __init__(self, reporting: Any, original: Any) -> None:
         self.reporting, self.original = reporting, original
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """What the function returns."""
+        """Call the function and return what it returns."""
         return self.reporting(*args, **named)
 
     def __deepcopy__(self, memo: Any) -> Any:

@@ -151,7 +151,7 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
 
 
 class _Off:
-    """In place of True while an encoder is watched: it counts as False, and a copy or a file of it is True."""
+    """A stand-in for an attribute that is True: False while an encoder is watched, True when copied or pickled."""
 
     watches = 0
 

@@ -26,7 +26,8 @@ from rankscope.live.hooks import is_traced
 from rankscope.live.isolation import without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
-_callbacks: list[dict[nn.Module, OnAttention]] = []  # of each watch: whom to report the attention of a module to
+# For each watch, by module, the function to call with the attention of that module.
+_callbacks: list[dict[nn.Module, OnAttention]] = []
 
 
 class TransformersInterface:

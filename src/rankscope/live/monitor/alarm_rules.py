@@ -75,8 +75,8 @@ class EntropyCollapse(AlarmRule):
         share: or below this share of the highest it ever was,
         never: or has never been above so many nats. (A layer that has learnt to be sharp was not so at first.)
 
-    Even attention of n tokens under a causal mask has `log(n!) / n` nats: a quarter of that is the threshold, and half
-    of it what has never been, where samples are so short that these are less.
+    Even attention of n tokens under a causal mask has `log(n!) / n` nats. Where samples are so short that a quarter of
+    that is less than `threshold`, it is the threshold; half of it, where that is less than `never`, stands for `never`.
     """
 
     name = "attention entropy collapses"

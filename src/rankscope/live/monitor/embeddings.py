@@ -62,7 +62,7 @@ class ProbeEmbeddings:
         self._dtype = torch.float64  # the coarsest that embeddings were computed in
 
     def take(self, watches: Mapping[str, StackWatch], output: Any) -> None:
-        """Take the embeddings of a call of the model that was just watched, stack by stack, and returned `output`."""
+        """Take the embeddings, stack by stack, of the watched call of the model that has just returned `output`."""
         self._failure = None
         if self.function is None:
             self._rows = {(k, layer): rows for k, watch in watches.items() for layer, rows in watch.embeddings.items()}

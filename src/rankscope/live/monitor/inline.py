@@ -60,8 +60,8 @@ def _called(
     mask: Tensor | None, name: str, whole: Sequence[int], floating: Sequence[int], sizes: Sequence[int], seen: Tensor,
     of: int, training: bool, grad: bool,
 ) -> None:  # fmt: skip
-    """Hand over that a call of the model begins, in this mode, with this padding mask under this argument's name and
-    with arguments, of whole and of floating numbers, that have so many tokens, and with these `sizes_in` them."""
+    """Announce that a call of the model begins: its mode, the padding mask and the name of that argument, the numbers
+    of tokens in arguments of whole and of floating numbers, and the `sizes_in` the arguments."""
     if (measurement := _by_id.get(of)) is not None and measurement.recording:
         arguments = {} if mask is None else {name: mask}
         pairs = [*zip(sizes[::2], sizes[1::2], strict=True)]
@@ -237,7 +237,7 @@ class OperatorMeasurement:
         return self._calls.get(thread, self) is None
 
     def _end_call(self, thread: int) -> None:
-        """Add what was read of a thread's last call to what was recorded, unless it is known for an evaluation."""
+        """Add what was read of a thread's last call to what was recorded, unless it is known to be an evaluation."""
         call = self._calls.pop(thread, None)
         if call is not None and call.states is not None and (call.training or not self.trained):
             for layer, readings in call.states.all_readings():
@@ -307,7 +307,7 @@ class LayoutFinder:
     def __init__(self, plan: WatchPlan, guarded: Callable[..., None]) -> None:
         self.plan = plan
         self.hidden: Tensor | None = None  # what the first block took; None outside of it
-        self.thread = 0  # that took it
+        self.thread = 0  # the thread in which it did
         self._of_thread = Lock()  # held from then on until the thread has left the block
         self.assumed = False  # some were read in the plan's layout, which nothing had shown
         self.tracer = FunctionTracer(lambda attention: guarded(self._on_attention, attention))

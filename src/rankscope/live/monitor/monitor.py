@@ -439,7 +439,7 @@ class Monitor:
         return values, certified[1]
 
     def _taken(self, instrument: str, read: Callable[[], T], otherwise: T) -> T:
-        """What an instrument reads, or, if it fails on some rank, something else and an alarm. Ranks go on to the next
+        """What an instrument reads, or, if it fails on some rank, `otherwise` and an alarm. Ranks go on to the next
         instrument together: none waits for one that has failed."""
         with self._failures.contained(f"{instrument} not measured"):
             with distributed.failing_together():
@@ -458,7 +458,7 @@ class Monitor:
         return by_stack
 
     def _numbers_of_steps(self) -> MetricValues:
-        """What `step` was given since the last measurement."""
+        """The numbers that `step` was given since the last measurement, such as the loss."""
         distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
         values = MetricValues()
         for name, scalars in sorted(self._scalars.items()):

@@ -147,7 +147,7 @@ class Probe:
     embeddings: ProbeEmbeddings | None = None  # takes the embeddings of every call
     together: TensorParallel | None = None  # the processes that share the model, and are given the same samples
     notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
-    measured: bool = False  # it was, so that a loss that fails is a note
+    measured: bool = False  # a measurement succeeded: a loss that fails from now on is a note
 
     @classmethod
     def of(
@@ -215,7 +215,7 @@ class Probe:
                 if isinstance(failure, RankscopeError) and not self.measured:
                     raise failure
                 values = self._without_gradients(model, plans)
-            if why is not None:  # and not the model's fault
+            if why is not None:  # the loss failed, not the model
                 self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
         self.measured = True
         return values

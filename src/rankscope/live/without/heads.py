@@ -31,7 +31,8 @@ class HeadsRemoval:
         self._weights: list[tuple[nn.Module, Tensor]] = []  # output projections, with the weights to give back
 
     def attach(self, hooks: Hooks, entered: Callable[[int], None]) -> None:
-        """Hook blocks and what is in them, until the hooks are closed; `entered` is called for each call of a block."""
+        """Hook the blocks and linear layers in them, until `hooks` are closed; `entered` is called for each call of a
+        block."""
         hooks.callback(self._restore)
         for layer, block in self.blocks.items():
 

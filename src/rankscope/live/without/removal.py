@@ -44,7 +44,7 @@ class Removal:
         self.heads = HeadsRemoval(out.heads, {layer: plan.blocks[layer - 1] for layer in out.heads})
         self.tracer = SkipTracer()
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
-        self._thread = 0  # that called it
+        self._thread = 0  # the thread that called the model
         self._running = 0  # layers and branches that run and are left out
         self._calls: Counter[int] = Counter()  # of layers, in this call of the model
         self._called: set[str] = set()  # what was left out at least once, in words
@@ -57,7 +57,7 @@ class Removal:
         return self._running > 0
 
     def attach(self, hooks: Hooks) -> None:
-        """Hook the model, until the hooks are closed."""
+        """Hook the model, until `hooks` are closed."""
         out, hooks = self.plan.left_out, hooks.enter_context(Hooks(if_traced=True))
         hooks.callback(self._end)
         for module in [self.model, *modules_around(self.model, self.plan.blocks[0])]:
@@ -128,7 +128,7 @@ class Removal:
 
     def _call_unwinds(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call has returned or failed."""
-        if self._depth and self._thread != get_ident():  # it was refused
+        if self._depth and self._thread != get_ident():  # a call from a second thread, which was refused
             return
         self._depth = max(0, self._depth - 1)
         if not self._depth:

@@ -146,7 +146,7 @@ def _stability(table: pl.DataFrame) -> Comparison:
 
 
 def _counted(above: pl.DataFrame, those: pl.Expr) -> str:
-    """How many of the equilibria of each size are so: '1 of 2 at N = 2'."""
+    """How many of the equilibria of each size fulfil `those`, in words: '1 of 2 at N = 2'."""
     counts = (
         above.group_by("tokens", maintain_order=True).agg(those.sum().alias("so"), pl.len()).filter(pl.col("so") > 0)
     )
