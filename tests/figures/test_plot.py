@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 
 from rankscope.errors import MetricError
-from rankscope.figures.description import Axis, Chart, Heatmap, Panel, Powers
+from rankscope.figures.description import Axis, Chart, ColourBar, Heatmap, Line, Panel, Powers, ordered_colour
 from rankscope.figures.matplotlib import save
 from rankscope.figures.plot import plot
 from rankscope.nets import Architecture, Transformer
@@ -112,3 +113,11 @@ def test_a_variant_of_any_name_is_drawn_and_stands_in_the_legend(name: str, tmp_
     assert shown == name or any(mark in shown for mark in "\ufffd…")
     _, drawing = save(figure, tmp_path / "drawn")
     assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+
+
+def test_a_bar_of_colours_has_the_colours_of_the_lines_in_their_order() -> None:
+    lines = [Line([0, 1], [k, k + 1.0], ordered_colour(k / 3), str(k)) for k in range(4)]
+    chart = Chart([Panel(Axis(), Axis(), lines)], {}, "", colour_bar=ColourBar("length", list("0123")))
+    axes, bar = plot(chart).axes
+    drawn = [to_rgba(line.get_color()) for line in axes.lines]
+    assert drawn == [pytest.approx(tuple(row), abs=0.01) for row in bar.collections[-1].cmap(np.arange(4))]

@@ -58,3 +58,10 @@ def test_tokens_beside_those_of_the_input_are_said() -> None:
     assert len(tokens_beside(w)) == 1 and tokens_beside(w)[0].startswith("vision_model: ")
     bert = hf.BertModel(hf.BertConfig(**text, vocab_size=9)).eval()
     assert not tokens_beside(seen(bert, "mu", ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_checks_name_the_arithmetic_that_the_model_ran_in(dtype: torch.dtype) -> None:
+    family = FAMILIES["bert"]
+    w = seen(family.model("eager").to(dtype).eval(), "mu", **family.batch())
+    assert checks(w)["arithmetic_asked"] == dtype_name(dtype)

@@ -72,3 +72,12 @@ def test_whoever_stops_listening_ends_the_workers() -> None:
     assert group
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
+
+
+def test_the_time_of_a_piece_is_its_own_whether_it_fails_or_not() -> None:
+    """Clocks count from when the machine was started, which is longer ago than the test."""
+    begun = time.perf_counter()
+    results = list(run_pieces(squared, [5, 9]))
+    spent = time.perf_counter() - begun
+    assert {result.error is None for result in results} == {True, False}
+    assert all(0.0 <= result.seconds <= spent for result in results)
