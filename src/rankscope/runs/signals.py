@@ -128,16 +128,17 @@ def _tensorboard(folder: Path) -> list[Signal]:
     need("reading TensorBoard's files", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tags: dict[str, dict[int, float]] = {}
+    signals = []
     places = sorted({path.parent for path in folder.rglob("events.out.tfevents*")})
     for place in places:
         events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
-        inside = place.relative_to(folder).as_posix() if len(places) > 1 and place != folder else ""
+        inside = f"{place.relative_to(folder).as_posix()}/" if len(places) > 1 and place != folder else ""
         for tag in events.Tags()["scalars"]:
-            name = f"{inside}/{tag}" if inside else tag
-            tags.setdefault(name, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return [_signal(tag, [*sorted(values)], [values[step] for step in sorted(values)]) for tag, values in tags.items()]
+            values = {event.step: event.value for event in events.Scalars(tag)}
+            steps = sorted(values)
+            signals.append(_signal(f"{inside}{tag}", steps, [values[step] for step in steps]))
+    return signals
 
 
 def _opened(path: Path) -> pl.DataFrame:
