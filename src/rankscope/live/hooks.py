@@ -40,16 +40,23 @@ def is_traced() -> bool:
 
 class Hook:
     """A hook that calls a function, but not in another thread than `thread`, if that is given, and while the module is
-    traced only `if_traced`."""
+    traced only `if_traced`. Where `arguments` is given, it does nothing if torch passes another number of
+    them: torch adds and removes a hook before it notes that this takes `kwargs`, and another thread may call the module
+    in between."""
 
-    def __init__(self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False) -> None:
-        self.function, self.thread, self.if_traced = function, thread, if_traced
+    def __init__(
+        self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False,
+        arguments: int | None = None,
+    ) -> None:  # fmt: skip
+        self.function, self.thread, self.if_traced, self.arguments = function, thread, if_traced, arguments
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns; None, by which torch goes on with what it has, where that is not called."""
         if not self.if_traced and is_traced():
             return None
         if self.thread is not None and get_ident() != self.thread:
+            return None
+        if self.arguments is not None and len(args) != self.arguments:
             return None
         return self.function(*args)
 
@@ -70,7 +77,8 @@ class Hooks(ExitStack):
         """Call a function `before` every forward pass of a module, or after it; `options` are those of torch's
         `register_forward_pre_hook` and `register_forward_hook`."""
         register = module.register_forward_pre_hook if before else module.register_forward_hook
-        handle = register(Hook(function, self.thread, self.if_traced), **options)
+        arguments = (2 if before else 3) + options.get("with_kwargs", False)
+        handle = register(Hook(function, self.thread, self.if_traced, arguments), **options)
         for name in (*DICTIONARIES, *FLAGS):
             # Both pickle and deepcopy ask the dictionary itself what it is made of before they ask its class.
             entries = getattr(module, name)
