@@ -62,8 +62,8 @@ def test_micro_batches_merge_into_the_step(tmp_path: Path) -> None:
 
 
 class Busy(nn.Module):
-    """A block of tokens first, which does not say so. Another thread calls the `model`, if there is one, after attention
-    in the first call."""
+    """A block of tokens first, which does not say so. Another thread calls the `model`, if there is one, after
+    attention in the first call."""
 
     def __init__(self) -> None:
         super().__init__()
