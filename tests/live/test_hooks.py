@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from rankscope import read, watch
 from rankscope.errors import WatchError
 from rankscope.live import AttentionCall, Monitor
+from rankscope.live.hooks import Hooks
 from tests.live.gpt import GPT, words
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
@@ -327,6 +329,29 @@ def in_thread(function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]
 def no_grad(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         return model(x)
+
+
+def test_a_hook_that_torch_has_half_attached_or_half_removed_does_nothing() -> None:
+    """Torch notes that a hook takes `kwargs` after it has added the hook, and forgets it before a running call has
+    called the hook."""
+    model, x, seen = nn.Linear(4, 4), torch.randn(2, 4), list[int]()
+    with Hooks() as hooks:
+        for before in (True, False):
+            hooks.attach(model, lambda *args: seen.append(len(args)), before=before, with_kwargs=True)
+        model(x)
+        assert seen == [3, 4]
+        model._forward_pre_hooks_with_kwargs.clear()
+        model._forward_hooks_with_kwargs.clear()
+        model(x)
+    assert seen == [3, 4]
+
+
+def test_a_call_while_another_thread_imports_distributed_tensors_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", ModuleType("torch.distributed.tensor"))
+    model, x = Waiting().eval(), torch.randn(2, 5, 16)
+    with watch(model, OF_HEADS) as w:
+        no_grad(model, x)
+    assert w.notes[0] == "The model was called once; 2 samples were measured."
 
 
 def test_a_call_in_another_thread_meanwhile_is_left_out() -> None:

@@ -205,6 +205,26 @@ def test_an_interrupted_call_is_said() -> None:
         w.profile()
 
 
+def test_calls_after_an_interrupted_one_are_measured() -> None:
+    interrupted = iter([False, True, False])
+
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if next(interrupted):
+                raise KeyboardInterrupt
+            return x
+
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2)]
+    model, x = nn.Sequential(layers[0], Interrupted(), layers[1]), torch.randn(2, 5, 8)
+    with rankscope.watch(model, blocks=layers) as w:
+        model(x)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        model(x)
+    assert w.notes[0] == "The model was called 3 times; 4 samples were measured."
+    assert "1 call was left out: it was interrupted." in w.notes
+
+
 def test_nothing_is_said_of_what_did_not_run() -> None:
     model = encoder()
     w = rankscope.watch(model)

@@ -220,6 +220,10 @@ def test_folders_of_tensorboard_are_kept_apart_and_the_later_of_two_runs_counts(
     assert loss.values.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0] and validation.values[0] == 10.0
     (alone,) = read_signals([tmp_path / "train"])
     assert alone.name == "loss"
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("train/loss", 5.0, 0)
+    with pytest.raises(FileError, match="train/loss is in .* or there twice"):
+        read_signals([tmp_path])
 
 
 WORDS = ["0.5", "Infinity", "-inf", "nan", "NaN", "None", "", "1e400", "0.25"]

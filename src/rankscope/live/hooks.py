@@ -40,16 +40,22 @@ def is_traced() -> bool:
 
 class Hook:
     """A hook that calls a function: of calls in `thread` alone, if one is given, and while torch traces the module only
-    `if_traced`."""
+    `if_traced`. With a number of `arguments` it does nothing where torch passes another number of them: torch adds and
+    removes a hook before it notes that the hook takes `kwargs`, and another thread may call the module in between."""
 
-    def __init__(self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False) -> None:
-        self.function, self.thread, self.if_traced = function, thread, if_traced
+    def __init__(
+        self, function: Callable[..., Any], thread: int | None = None, if_traced: bool = False,
+        arguments: int | None = None,
+    ) -> None:  # fmt: skip
+        self.function, self.thread, self.if_traced, self.arguments = function, thread, if_traced, arguments
 
     def __call__(self, *args: Any) -> Any:
         """Call the function and return what it returns; None (no change, for torch) if it is not to be called."""
         if not self.if_traced and is_traced():
             return None
         if self.thread is not None and get_ident() != self.thread:
+            return None
+        if self.arguments is not None and len(args) != self.arguments:
             return None
         return self.function(*args)
 
@@ -70,7 +76,8 @@ class Hooks(ExitStack):
         """Call a function `before` every forward pass of a module, or after it; `options` are those of torch's
         `register_forward_pre_hook` and `register_forward_hook`."""
         register = module.register_forward_pre_hook if before else module.register_forward_hook
-        handle = register(Hook(function, self.thread, self.if_traced), **options)
+        arguments = (2 if before else 3) + options.get("with_kwargs", False)
+        handle = register(Hook(function, self.thread, self.if_traced, arguments), **options)
         for name in (*DICTIONARIES, *FLAGS):
             # Both pickle and deepcopy look for `__reduce_ex__` on the dictionary itself before they look at its class.
             entries = getattr(module, name)

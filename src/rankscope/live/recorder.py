@@ -18,6 +18,7 @@ Where several threads call the model, one call is measured at a time: a call tha
 left out, with all of its events.
 """
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from
 MEANWHILE = "it ran in another thread while a call was measured"
 TOGETHER = 2**8  # calls whose readings are packed together
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
+_CALL = nn.Module._call_impl.__code__  # runs the hooks of a module, and its forward
 
 
 class CallReadings(NamedTuple):
@@ -235,6 +237,14 @@ def event(method: Callable[..., None]) -> Callable[..., None]:
     return contained
 
 
+def _times_running(model: nn.Module) -> int:
+    """How many calls of a model run in this thread, one inside the other."""
+    frame, count = sys._getframe(), 0
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        count += frame.f_code is _CALL and frame.f_locals["self"] is model
+    return count
+
+
 class Recorder:
     """Follows a model through its calls, and adds up what is read of them in `totals`. If errors are `contained`, the
     calls of the model do not see them."""
@@ -280,6 +290,8 @@ class Recorder:
         arguments = arguments_of(model, args, kwargs)
         arguments.of_encoder_too = model in self.plan.around_both
         with self._turn:
+            if self._depths[thread] and not alone and _times_running(model) == 1:
+                self._drop_interrupted()
             if not self._depths[thread] and torch._C._current_graph_task_id() != -1:  # a backward pass repeats a call
                 return
             self._depths[thread] += 1
@@ -371,15 +383,20 @@ class Recorder:
                     self._thread = current_thread()
                     break
             sleep(0.001)
-        if self.call is not None and not self.call.left_out:
-            self.totals.calls_left_out["it was interrupted"] += 1
+        self._drop_interrupted()
         self._depths.clear()
-        self._forget_call()
         try:
             yield
         finally:
             self._depths.clear()
             self._thread, self._stopping = None, False
+
+    def _drop_interrupted(self) -> None:
+        """Forget a call of this thread that was interrupted: its end was not seen."""
+        if self.call is not None and not self.call.left_out:
+            self.totals.calls_left_out["it was interrupted"] += 1
+        self._depths.pop(get_ident(), None)
+        self._forget_call()
 
     @event
     def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -220,13 +220,16 @@ def _specs_under_fsdp(model: nn.Module) -> dict[WeightKey, Any]:
 def refuse_context_parallel() -> None:
     """Raise inside of torch's context parallelism, where each process has some tokens of every sample, and no weight
     tells."""
-    file = sys.modules.get("torch.distributed.tensor")
-    if file is None:
-        return
-    dispatcher = getattr(file.DTensor, "_op_dispatcher", None)
+    DTensor = _distributed_tensor()
+    dispatcher = getattr(DTensor, "_op_dispatcher", None)
     if FLASH_ATTENTION in getattr(dispatcher, "_custom_op_handlers", {}):
         came = "with context parallelism this process has some of them: measure a probe, outside of it"
         raise WatchError(f"a model must be called with all tokens of a sample; {came}", subject="model")
+
+
+def _distributed_tensor() -> Any:
+    """The class `DTensor`; None if nobody has imported it, or another thread is about to."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def _input_axis(linear: nn.Module) -> int:
@@ -273,11 +276,9 @@ def local_tokens(x: Tensor) -> Tensor:
 def conversions_followed(follower: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
     """Inside, `follower` is called with the tensor and the result of every conversion to a `DTensor`, from one, and
     between two; torch's functions, by which tokens are followed through a block, do not show them."""
-    file = sys.modules.get("torch.distributed.tensor")
-    if file is None:  # nobody has made one
+    if (DTensor := _distributed_tensor()) is None:  # nobody has made one
         yield
         return
-    DTensor = file.DTensor
     if not _followers:
         _originals.update({name: vars(DTensor)[name] for name in CONVERSIONS})
         for name, original in _originals.items():

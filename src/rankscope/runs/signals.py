@@ -128,17 +128,18 @@ def _tensorboard(folder: Path) -> list[Signal]:
     need("reading TensorBoard's files", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tags: dict[str, dict[int, float]] = {}
+    signals = []
     event_folders = sorted({path.parent for path in folder.rglob("events.out.tfevents*")})
     for event_folder in event_folders:
         events = EventAccumulator(str(event_folder), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         below = len(event_folders) > 1 and event_folder != folder
-        inside = event_folder.relative_to(folder).as_posix() if below else ""
+        inside = f"{event_folder.relative_to(folder).as_posix()}/" if below else ""
         for tag in events.Tags()["scalars"]:
-            name = f"{inside}/{tag}" if inside else tag
-            tags.setdefault(name, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    return [_signal(tag, [*sorted(values)], [values[step] for step in sorted(values)]) for tag, values in tags.items()]
+            values = {event.step: event.value for event in events.Scalars(tag)}
+            steps = sorted(values)
+            signals.append(_signal(f"{inside}{tag}", steps, [values[step] for step in steps]))
+    return signals
 
 
 def _opened(path: Path) -> pl.DataFrame:

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import polars as pl
@@ -58,6 +59,36 @@ def test_micro_batches_merge_into_the_step(tmp_path: Path) -> None:
             monitor.step()
     assert closest(table(tmp_path / "whole"), table(tmp_path / "halves")) < 1e-12
     assert set(table(tmp_path / "whole")["samples"]) == {4}
+
+
+class Busy(nn.Module):
+    """A block of tokens first, which does not say so. Another thread calls the `model`, if there is one, after
+    attention in the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.model = nn.Linear(8, 8), list[nn.Module]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).transpose(0, 1)[:, None]
+        y = nn.functional.scaled_dot_product_attention(y, y, y)[:, 0].transpose(0, 1)
+        if self.model:
+            evaluation = Thread(target=torch.no_grad()(self.model.pop()), args=(torch.randn(5, 3, 8),))
+            evaluation.start()
+            evaluation.join()
+        return x + y
+
+
+def test_an_evaluation_beside_the_first_batch_does_not_take_its_tokens_away(tmp_path: Path) -> None:
+    for name in ("quiet", "busy"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Busy(), Busy())
+        with Monitor(model, METRICS, every=1, run=tmp_path / name, blocks=list(model)) as monitor:
+            model[0].model += [model] if name == "busy" else []
+            model(torch.linspace(0, 1, 112).reshape(7, 2, 8).sin())
+            monitor.step()
+    assert table(tmp_path / "quiet").equals(table(tmp_path / "busy"))
+    assert set(table(tmp_path / "busy")["layer"].drop_nulls()) == {0, 1, 2}
 
 
 def test_padding_is_left_out(tmp_path: Path) -> None:

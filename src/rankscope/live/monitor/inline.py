@@ -260,17 +260,19 @@ class OperatorMeasurement:
         hidden = kwargs.get("hidden_states", first)
         follows = not torch.compiler.is_compiling() and self.recording and not _in_backward()
         follows = follows and not self._is_left_out(get_ident())
-        if follows and self.layout is not None and isinstance(hidden, Tensor) and self.layout.follow(hidden):
+        layout = self.layout  # another thread may find it in between, and need it no more
+        if follows and layout is not None and isinstance(hidden, Tensor) and layout.follow(hidden):
             return  # it is read when the block is left, and attention has shown its layout
         self._take(0, block, hidden)
 
     def _on_first_left(self, block: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self.layout is None:
+        layout = self.layout
+        if torch.compiler.is_compiling() or layout is None:
             return
-        hidden = self.layout.ended(failed=output is None)
+        hidden = layout.ended(failed=output is None)
         if hidden is not None:
             self._take(0, block, hidden)
-        if self.plan.layout_known:
+        if self.plan.layout_known and layout.hidden is None:  # else the thread that has shown it is still to leave
             self.layout = None
 
     def _on_output(self, position: int, block: nn.Module, args: Any, output: Any) -> None:
