@@ -82,9 +82,10 @@ class Busy(nn.Module):
 def test_an_evaluation_beside_the_first_batch_does_not_take_its_tokens_away(tmp_path: Path) -> None:
     for name in ("quiet", "busy"):
         torch.manual_seed(0)
-        model = nn.Sequential(Busy(), Busy())
-        with Monitor(model, METRICS, every=1, run=tmp_path / name, blocks=list(model)) as monitor:
-            model[0].model += [model] if name == "busy" else []
+        blocks = [Busy(), Busy()]
+        model = nn.Sequential(*blocks)
+        with Monitor(model, METRICS, every=1, run=tmp_path / name, blocks=blocks) as monitor:
+            blocks[0].model += [model] if name == "busy" else []
             model(torch.linspace(0, 1, 112).reshape(7, 2, 8).sin())
             monitor.step()
     assert table(tmp_path / "quiet").equals(table(tmp_path / "busy"))
