@@ -58,6 +58,7 @@ def test_models_are_loaded_the_same(mode: str) -> None:
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_networks_and_modules_are_forecast_the_same(mode: str) -> None:
     def design() -> Any:

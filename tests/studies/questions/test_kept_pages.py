@@ -12,7 +12,7 @@ from rankscope.studies.questions.question import Question
 PAGES = Path(__file__).parents[3] / "docs" / "studies"
 
 
-SLOW = ("number-or-length", "does-it-pay")  # their tables are large: seconds each
+SLOW = ("number-or-length", "does-it-pay", "what-skips-pay")  # their tables are large: seconds each
 
 
 def _case(question: Question) -> Any:
