@@ -417,11 +417,13 @@ def test_threads_that_call_all_the_time_have_readings_of_their_own() -> None:
 
     threads = [in_thread(lambda x=x: call(x)) for x in inputs]
     w = watch(model, ["mu", "dobrushin"])
-    for k in range(3):
-        with w:
-            while w.stacks[""].calls < 20 * (k + 1) and all(thread.is_alive() for thread, _ in threads):
-                sleep(0.001)
-    stop.set()
+    try:
+        for k in range(3):
+            with w:
+                while w.stacks[""].calls < 20 * (k + 1) and all(thread.is_alive() for thread, _ in threads):
+                    sleep(0.001)
+    finally:
+        stop.set()  # else threads would keep the process alive
     for thread, got in threads:
         thread.join()
         assert got == [None]
