@@ -21,6 +21,10 @@ from tests.live.monitor.small import encoder, loss_of, tokens
 
 Matrices = dict[str, list[Tensor]]  # of each group
 WIDTH = 16
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+"""Of a model of transformers with one layer."""
 
 
 def applied(module: Any, inputs: int = WIDTH) -> Tensor:
@@ -77,13 +81,7 @@ def _frozen() -> tuple[nn.Module, Matrices]:
 
 def _lora(merged: bool = False, off: bool = False, **options: Any) -> tuple[nn.Module, Matrices]:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    llama = hf.LlamaModel(hf.LlamaConfig(vocab_size=20, num_key_value_heads=1, **sizes))
+    llama = hf.LlamaModel(hf.LlamaConfig(vocab_size=20, num_key_value_heads=1, **SIZES))
     names = ["q_proj", "v_proj", "up_proj"]
     model: Any = peft.get_peft_model(llama, peft.LoraConfig(target_modules=names, r=2, **options))
     for name, weight in model.named_parameters():
@@ -140,13 +138,7 @@ def _squeezebert() -> tuple[nn.Module, Matrices]:
 
 def _experts() -> tuple[nn.Module, Matrices]:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    block: Any = hf.MixtralModel(hf.MixtralConfig(vocab_size=20, num_local_experts=4, **sizes)).layers[0]
+    block: Any = hf.MixtralModel(hf.MixtralConfig(vocab_size=20, num_local_experts=4, **SIZES)).layers[0]
     block.self_attn.requires_grad_(False)
     experts = block.mlp.experts
     stacks = [weight.detach().double() for weight in (experts.gate_up_proj, experts.down_proj)]
