@@ -23,8 +23,8 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.remedies import REMEDIES
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS
-    from rankscope.studies import STUDIES
     from rankscope.theory.catalogue import THEOREMS
+    from rankscope_studies import STUDIES
 
     assert tuple(PRESETS) == names.PRESETS
     assert names.PARTS == VARIANT_PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from rankscope.figures.description import Heatmap, Line, Points
+from rankscope.figures.drawing import plot
 from rankscope.figures.page import page_figure
-from rankscope.figures.plot import plot
 from rankscope.live.monitor.measurement import Measurement
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import TRAINING, read_training

@@ -8,6 +8,16 @@ forward in `live_passes.py`, and `weight_kinds.py` tells its weights apart. `des
 random, `calibration.py` has what became of them, and `fitting.py` fits the predictor to that.
 """
 
-from rankscope.forecasts.forecast import Forecast, Mend, forecast
+from rankscope.forecasts.calibration import EVALUATION, LEARNT, lines_of
+from rankscope.forecasts.changes import changes
+from rankscope.forecasts.designs import Design, draw_design
+from rankscope.forecasts.forecast import Forecast, Mend, forecast, forecast_of
+from rankscope.forecasts.layers import by_layer
+from rankscope.forecasts.mean_field import Moments, mean_field
+from rankscope.forecasts.phases import giorlandino
+from rankscope.forecasts.plan import Plan
 
-__all__ = ["Forecast", "Mend", "forecast"]
+__all__ = [
+    "Design", "EVALUATION", "Forecast", "LEARNT", "Mend", "Moments", "Plan", "by_layer", "changes", "draw_design",
+    "forecast", "forecast_of", "giorlandino", "lines_of", "mean_field",
+]  # fmt: skip

@@ -21,7 +21,7 @@ import polars as pl
 
 from rankscope.forecasts.designs import STEPS, draw_design
 from rankscope.forecasts.plan import point_of
-from rankscope.lab.trial import free_memory
+from rankscope.lab import release_memory
 from rankscope.workers import run_pieces
 
 EARLY = 0.1  # The share of a training after which its held-out loss is read once
@@ -102,7 +102,7 @@ def train_design(piece: tuple[int, int], device: str = "cpu", steps: int = STEPS
         "seconds": round(time.perf_counter() - start, 1), "device": device,
     }  # fmt: skip
     del training
-    free_memory(device)
+    release_memory(device)
     return outcome
 
 

@@ -198,7 +198,7 @@ class Forecast:
 
     def plot(self, **options: Any) -> "Figure":
         """Tokens and gradients by layer, measured beside theory; `options` are those of `figures.plot.plot`."""
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
 
         return plot(layers_chart(self.table, self.verdict[0]), **options)
 
