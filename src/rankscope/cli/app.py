@@ -12,38 +12,44 @@ import io
 import os
 import re
 import sys
-from importlib import import_module
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from inspect import cleandoc
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from rankscope.cli.ending import ending
-from rankscope.errors import RankscopeError
+from rankscope.cli.sources import SOURCES, CommandSource
+from rankscope.errors import PluginWarning, RankscopeError
+from rankscope.extras import EXTRAS, install, need
 
-COMMANDS = (
-    "demo", "measure", "compare", "paths", "bounds", "depth", "cut", "forecast", "sweep", "checkpoints", "follow",
-    "spikes", "explore", "reproduce", "study", "remedies", "report", "masks", "metrics", "models",
-)  # fmt: skip
-FILES = {"explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings", "models": "listings"}
-"""The file of this folder that has a command, where it is not one of the command's own name."""
+COMMANDS = {
+    "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "bounds", "depth": "depth",
+    "cut": "cut", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
+    "spikes": "spikes", "explore": "pages",
+    "report": "pages", "masks": "listings", "metrics": "listings", "models": "listings",
+}  # fmt: skip
+COMMANDS = {name: f"rankscope.cli.{file}:{name}" for name, file in COMMANDS.items()}
+"""The commands that rankscope ships, in the order of the help, and where the function of each is."""
+ELSEWHERE = dict.fromkeys(("reproduce", "study", "remedies"), "rankscope_studies")
+"""The package that has a command which rankscope itself does not ship."""
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 ClickException: Any = typer.BadParameter.__mro__[2]  # click's class, which each version of typer has in another module
 
 
 class Command(TyperCommand):
-    """A command whose file is imported when its parameters or its function are asked for.
+    """A command whose module is imported when its parameters or its function are asked for.
 
-    Until then its help is the first paragraph of the docstring, which is read from the file's text: importing all files
-    takes longer than printing the list of all commands."""
+    Until then its help is the first paragraph of the docstring, which is read from the file's text: importing all
+    modules takes longer than printing the list of all commands."""
 
-    def __init__(self, name: str) -> None:
-        self.file = FILES.get(name, name)
-        text = Path(__file__).with_name(f"{self.file}.py").read_text(encoding="utf-8")
-        docstring = text.partition(f"\ndef {name}(")[2].split('"""')[1]
-        super().__init__(name, help=_unwrapped(docstring).partition("\n\n")[0], rich_markup_mode="rich")
+    def __init__(self, name: str, source: CommandSource) -> None:
+        self.source = source
+        super().__init__(name, help=_unwrapped(source.docstring).partition("\n\n")[0], rich_markup_mode="rich")
         del self.params, self.callback
 
     def __getattr__(self, attribute: str) -> Any:
@@ -51,11 +57,11 @@ class Command(TyperCommand):
             raise AttributeError(attribute)
         from rankscope.cli.options import flattened
 
-        function = getattr(import_module(f"rankscope.cli.{self.file}"), str(self.name))
+        function = self.source.load()
         alone = typer.Typer(add_completion=False)
         alone.command(self.name, help=_unwrapped(function.__doc__))(flattened(function))
-        loaded = typer.main.get_command(alone)
-        self.params, self.callback, self.help = loaded.params, loaded.callback, loaded.help
+        found = typer.main.get_command(alone)
+        self.params, self.callback, self.help = found.params, found.callback, found.help
         return getattr(self, attribute)
 
 
@@ -64,13 +70,28 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = {name: Command(name) for name in COMMANDS}
+        del self.commands
+
+    @cached_property
+    def commands(self) -> dict[str, Command]:  # type: ignore[override]
+        """Every command by name: those of rankscope, then those of plugins."""
+        return {name: Command(name, source) for name, source in SOURCES.items()}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Command | None:
+        """The command of a name; for one that rankscope ships, no plugin is looked at."""
+        return Command(cmd_name, SOURCES[cmd_name]) if cmd_name in SOURCES else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was asked for; of one in a package that is not installed, say what installs it."""
+        if args and args[0] in ELSEWHERE and args[0] not in SOURCES and not ctx.resilient_parsing:
+            need(f"rankscope {args[0]}", ELSEWHERE[args[0]])
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command and leave with its exit code."""
         _streams()
         try:
-            with ending:
+            with ending, _plugins_named():
                 code = super().main(*args, standalone_mode=False, **extra)
             sys.stdout.flush()
         except ClickException as error:
@@ -97,8 +118,6 @@ class Commands(TyperGroup):
         except OSError as error:
             _leave(BAD, _os_sentence(error))
         except ModuleNotFoundError as error:
-            from rankscope.extras import EXTRAS, install
-
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 raise
@@ -117,6 +136,23 @@ def _unwrapped(docstring: str | None) -> str:
     """
     paragraphs = cleandoc(docstring or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+@contextmanager
+def _plugins_named() -> Iterator[None]:
+    """Say of a plugin that is left out why, in a line on stderr; a shell that completes a word hears nothing."""
+    with warnings.catch_warnings():
+        completing = "_RANKSCOPE_COMPLETE" in os.environ
+        warnings.simplefilter("ignore" if completing else "always", PluginWarning)
+        show = warnings.showwarning
+
+        def say(message: Warning | str, category: type[Warning], *more: Any, **named: Any) -> None:
+            from rankscope.cli.show import complain
+
+            complain(str(message)) if category is PluginWarning else show(message, category, *more, **named)
+
+        warnings.showwarning = say
+        yield
 
 
 def _streams() -> None:

@@ -96,10 +96,9 @@ def measure_text(
 
 def _cluster_job(on: str, stuck_after: float, quiet: bool) -> "BatchRunner":
     """Connect to a cluster until the command ends; batches are measured there."""
-    from rankscope.engine.cluster import cluster
-    from rankscope.engine.ray_jobs import measure_on_cluster
+    from rankscope.engine import Cluster, measure_on_cluster
 
-    connected = ending.enter_context(cluster(on, stuck_after=stuck_after))
+    connected = ending.enter_context(Cluster.named(on, stuck_after=stuck_after))
     if connected.dashboard and not quiet:
         complain(f"Ray's dashboard: {connected.dashboard}")
     return partial(measure_on_cluster, connected)

@@ -5,8 +5,8 @@ object store, which workers read without a copy). Lost work is submitted again a
 by Ray, which would repeat a cell that needs too much memory again and again. Work that never answers is
 cancelled after `stuck_after` seconds in which nothing at all ended.
 
-`sweep.py` runs cells here (`outcomes`); `ray_jobs.py` runs batches of a corpus and studies (`in_order`,
-`run`).
+`sweep.py` runs cells here (`outcomes`), `ray_corpus.py` batches of a corpus (`in_order`); whoever has other work that
+is done piece by piece gives `run` or `in_order` a function and the arguments of each piece.
 """
 
 import hashlib
@@ -83,6 +83,17 @@ class Cluster:
             self.close()
             raise
 
+    @classmethod
+    def named(
+        cls, on: str, workers: int | None = None, threads: int = 1, gpus: float = 0.0, stuck_after: float = STUCK_AFTER
+    ) -> "Cluster":
+        """The cluster that `--on` names: "ray" or "ray:HOST:PORT"."""
+        kind, _, address = on.partition(":")
+        if kind != "ray":
+            sentence = f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}"
+            raise SweepError(sentence, subject="on")
+        return cls(address or None, workers, threads, gpus, stuck_after)
+
     def __enter__(self) -> "Cluster":
         return self
 
@@ -120,7 +131,13 @@ class Cluster:
                 yield result
 
     def run(self, work: Callable[..., Any], pieces: Iterable[Piece]) -> Iterator[tuple[int, Any]]:
-        """Run `work` on each piece; yield (index, result) as they end, of a failure its exception."""
+        """Run `work` on each piece; yield (index, result) as they end, of a failure its exception.
+
+        Args:
+            work: A function of a module that every node has installed; it is imported there.
+            pieces: Of each piece its index, and the arguments of `work`, which are pickled; what is large goes
+                in once as `cluster.ray.put(value)`.
+        """
         task = self.ray.remote(_on_node).options(
             name=work.__name__,
             num_cpus=self.threads,
@@ -250,16 +267,6 @@ class Cluster:
             f"{cores:g} and {gpus:g}: ask for fewer with --threads or --gpus-per-cell",
             subject="threads" if cores < self.threads else "gpus_per_cell",
         )
-
-
-def cluster(
-    on: str, workers: int | None = None, threads: int = 1, gpus: float = 0.0, stuck_after: float = STUCK_AFTER
-) -> Cluster:
-    """The cluster that `--on` names: "ray" or "ray:HOST:PORT"."""
-    kind, _, address = on.partition(":")
-    if kind != "ray":
-        raise SweepError(f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}", subject="on")
-    return Cluster(address or None, workers, threads, gpus, stuck_after)
 
 
 class _LostError(SweepError):

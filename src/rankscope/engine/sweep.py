@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankscope.engine.cluster import STUCK_AFTER, cluster
+from rankscope.engine.cluster import STUCK_AFTER, Cluster
 from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
@@ -244,4 +244,4 @@ def _engine(
     """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
         return nullcontext(LocalProcesses(workers, threads, gpus)), SharedInputs
-    return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs
+    return Cluster.named(on, workers, threads, gpus, stuck_after), RaySharedInputs

@@ -4,7 +4,9 @@ import polars as pl
 
 from study_tests.rederived.kept_data import ROOT, near
 
-ROWS = pl.read_csv(ROOT / "packages" / "rankscope-studies" / "data" / "trained_encoders.csv").filter(of="network", metric="relative_residual")
+ROWS = pl.read_csv(ROOT / "packages" / "rankscope-studies" / "data" / "trained_encoders.csv").filter(
+    of="network", metric="relative_residual"
+)
 ALIKE = ("default", "BLOSUM", "left-aligned", "shuffled", "synthetic")  # The same losses on the same loops
 SMALL = ("CDR3", "CDR3, masked only", "alpha", "beta", "width 16", "width 32", "width 128")  # Other inputs or sizes
 

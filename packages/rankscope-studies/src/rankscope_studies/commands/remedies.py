@@ -5,11 +5,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import names
+from rankscope.cli import (
+    Interruption,
+    command_line,
+    console,
+    machine,
+    names,
+    progress,
+    require_report,
+    say,
+    say_where,
+    split_names,
+    titled,
+)
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import command_line, split_names
-from rankscope.cli.output import require_report
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_where, titled
+from rankscope_studies.commands.shared import Full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +43,18 @@ class RemedyStudyOptions:
     seeds: Annotated[
         int, opt.option(opt.SIZE, "N", "The number of random networks of each kind, one for each seed.", min=1)
     ] = 3
-    full: opt.Full = False
+    full: Full = False
     train: Annotated[bool, opt.option(opt.TRAINING, " ", "train", (), "--train/--no-train")] = False
-    depths: Annotated[str | None, opt.option(opt.TRAINING, "NUMBERS", "depths", (), show_default="by size")] = None
+    depths: Annotated[
+        str | None,
+        opt.option(
+            opt.TRAINING,
+            "NUMBERS",
+            "With --train: the depths of the networks, such as 6,12,24,48.",
+            (),
+            show_default="by size",
+        ),
+    ] = None
     steps: Annotated[int | None, opt.option(opt.TRAINING, "N", "steps", min=1, show_default="by size")] = None
     device: opt.Device = "cpu"
     workers: Annotated[int, opt.option(opt.MACHINE, "N", "workers", min=1)] = 1

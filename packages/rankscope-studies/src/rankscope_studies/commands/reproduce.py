@@ -5,11 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import names
+from rankscope.cli import Interruption, console, ending, machine, names, progress, require_report, say, say_where
 from rankscope.cli import options as opt
-from rankscope.cli.ending import ending
-from rankscope.cli.output import require_report
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_where
+from rankscope_studies.commands.shared import FIGURES, AnyMachine, Full, complete_figure
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,17 +19,27 @@ if TYPE_CHECKING:
 class ReproduceOptions:
     """Options that say on which models, at which size and where the figures are made."""
 
-    full: opt.Full = False
-    models: Annotated[str, opt.option(opt.NETWORK, "NAMES", "trained_models", names.MODELS[:1])] = ""
+    full: Full = False
+    models: Annotated[
+        str,
+        opt.option(
+            opt.NETWORK,
+            "NAMES",
+            "Comma-separated hub ids or directories of trained models to use instead of MiniLM.",
+            names.MODELS[:1],
+        ),
+    ] = ""
     device: opt.Device = "cpu"
-    any_machine: opt.AnyMachine = False
+    any_machine: AnyMachine = False
     on: opt.On = None
     stuck_after: opt.StuckAfter = opt.STUCK_AFTER
 
 
 def reproduce(
-    paper: Annotated[str, opt.argument("PAPER", "paper", (*names.FIGURES, "all"))] = "all",
-    figure: Annotated[str | None, opt.argument("FIGURE", "figure", names.complete_figure)] = None,
+    paper: Annotated[str, opt.argument("PAPER", "The paper: dong2021, wu2024, or all.", (*FIGURES, "all"))] = "all",
+    figure: Annotated[
+        str | None, opt.argument("FIGURE", "One figure of that paper; all of them if left out.", complete_figure)
+    ] = None,
     options: ReproduceOptions = ReproduceOptions(),
     output: opt.Folder = Path("runs/reproduce"),
     printing: opt.PrintOptions = opt.PrintOptions(),
@@ -94,11 +102,11 @@ def reproduce(
 def _run(studies: "list[Study]", setup: "Setup", options: ReproduceOptions) -> "Iterator[tuple[Study, StudyResult]]":
     """One after the other here; on a cluster several at a time, in the order in which they end."""
     if options.on is not None:
-        from rankscope.engine import cluster
+        from rankscope.engine import Cluster
         from rankscope_studies.on_cluster import reproduce_on_cluster
 
         setup.say(f"{len(studies)} studies")
-        connected = ending.enter_context(cluster(options.on, stuck_after=options.stuck_after))
+        connected = ending.enter_context(Cluster.named(options.on, stuck_after=options.stuck_after))
         yield from reproduce_on_cluster(connected, studies, setup)
         return
     from rankscope_studies import reproduce as run

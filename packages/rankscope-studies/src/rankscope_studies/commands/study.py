@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rankscope.cli import Interruption, console, machine, progress, say, say_where
 from rankscope.cli import options as opt
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_where
+from rankscope_studies.commands.shared import AnyMachine, Full
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,9 +32,9 @@ STUDIES = (
 class StudyOptions:
     """Options that say at which size and where a study is run, and where its page goes."""
 
-    full: opt.Full = False
+    full: Full = False
     device: opt.Device = "cpu"
-    any_machine: opt.AnyMachine = False
+    any_machine: AnyMachine = False
     pages: Annotated[Path | None, opt.option(opt.RESULT, "FOLDER", "Write pages there, with their data.")] = None
     redraw: Annotated[bool, opt.option(opt.RESULT, " ", "Only write pages of --pages anew.", (), "--redraw")] = False
 

@@ -35,8 +35,8 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
+from rankscope import figures as fig
 from rankscope import load, measure, metrics
-from rankscope.figures import description as fig
 from rankscope.figures import plot, png, rendered
 from rankscope.files import atomic
 from rankscope.nets import Architecture, Encoded, Linear, Transformer

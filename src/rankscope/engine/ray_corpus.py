@@ -1,7 +1,7 @@
 """A corpus on a Ray cluster: the numbers of one process, exactly.
 
-`measure --text --on ray` passes `measure_on_cluster` to `profiles.corpus.corpus_steps`, which submits its tasks
-(`_measure_batch`) through `cluster.Cluster`.
+`measure --text --on ray` passes `measure_on_cluster` to `profiles.corpus.corpus_steps`; its task, `_measure_batch`,
+goes through `cluster.Cluster`.
 """
 
 import itertools

@@ -1,0 +1,244 @@
+"""Plugins: what packages that are installed beside rankscope add to it.
+
+A package declares what it adds as entry points, in its pyproject.toml:
+
+    [project.entry-points."rankscope.metrics"]
+    energy = "stranger.metrics:energy"            # an object, or a list or table of objects
+
+What rankscope ships is declared in the same way (`SHIPPED`), and goes through the same functions. A room makes a
+`Group` of each kind of thing that it takes, and asks it by name. Nothing is imported before it is asked for, and a
+plugin that cannot be used is named in one sentence, a `PluginWarning`, once; everything else works.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rankscope.errors import PluginError, PluginWarning
+
+T = TypeVar("T")
+OWN = "rankscope"
+PREFIX = f"{OWN}."
+SHIPPED = {"commands": "rankscope.cli.app:COMMANDS"}
+"""By group, the object that holds what rankscope itself ships. pyproject.toml declares the same entry points, each
+called `rankscope`; they are written here because a source tree is used before it is installed, and after it changed."""
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A line by which a package declares something, as `energy = "stranger.metrics:energy"`."""
+
+    group: str
+    """Without `rankscope.`, as `metrics`."""
+    name: str
+    value: str
+    package: str
+    version: str
+
+    @property
+    def shipped(self) -> bool:
+        """True of what rankscope itself declares."""
+        return self.package == OWN
+
+    def load(self) -> Any:
+        """The object that the line names; its module is imported."""
+        return loaded(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version} ({PREFIX}{self.group}: {self.name} = {self.value})"
+
+
+def loaded(value: str) -> Any:
+    """The object of a line such as `package.module:name.name`.
+
+    >>> loaded("math:pi")
+    3.141592653589793
+    """
+    module, _, names = value.partition(":")
+    found: Any = import_module(module.strip())
+    for name in filter(None, names.strip().split(".")):
+        found = getattr(found, name)
+    return found
+
+
+@cache
+def entry_points() -> tuple[EntryPoint, ...]:
+    """What all installed packages declare for rankscope, its own first; read once in a process.
+
+    The same lines as `importlib.metadata` gives of packages in folders, in a sixth of its time, which
+    `rankscope --help` would notice: only files that speak of rankscope are taken apart.
+    """
+    own = (EntryPoint(group, OWN, value, OWN, "") for group, value in SHIPPED.items())
+    seen = {OWN}
+    found: list[EntryPoint] = []
+    for folder in sys.path:
+        try:
+            with os.scandir(folder or ".") as entries:
+                names = sorted(entry.name for entry in entries)
+        except OSError:
+            continue
+        for name in names:
+            stem, _, kind = name.rpartition(".")
+            package, _, rest = stem.partition("-")
+            package = package.replace("_", "-").replace(".", "-").lower()
+            if kind not in ("dist-info", "egg-info") or package in seen:
+                continue
+            try:
+                text = Path(folder, name, "entry_points.txt").read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue
+            seen.add(package)  # the first of a name counts, as it does for imports
+            found += _declared(text, package, rest.partition("-")[0])
+    return (*own, *sorted(found, key=lambda each: each.package))
+
+
+def _declared(text: str, package: str, version: str) -> Iterator[EntryPoint]:
+    group = ""
+    for line in map(str.strip, text.splitlines() if f"[{PREFIX}" in text else ()):
+        if line.startswith("["):
+            group = line.strip("[] ")
+        elif "=" in line and group.startswith(PREFIX) and line[0] not in "#;":
+            name, _, value = line.partition("=")
+            yield EntryPoint(group.removeprefix(PREFIX), name.strip(), value.strip(), package, version)
+
+
+_groups: dict[str, "Group[Any]"] = {}
+"""Every group that a room has made in this process."""
+
+
+def every_group() -> "Iterator[Group[Any]]":
+    """All groups, in the order of `SHIPPED`; the rooms that make them are imported."""
+    for name, value in SHIPPED.items():
+        import_module(value.partition(":")[0])
+        yield _groups[name]
+
+
+@dataclass(frozen=True)
+class PluginState:
+    """What came of an entry point."""
+
+    entry: EntryPoint
+    objects: tuple[str, ...]  # The names of what it adds
+    trouble: str = ""  # Why something of it is left out; empty where all of it works
+
+
+class Group(Mapping[str, T], Generic[T]):
+    """The objects of one kind by name: what rankscope ships first, then what plugins add.
+
+    What is shipped is found without a look at plugins; they are imported when a name is asked for that is not shipped,
+    or when all are listed.
+
+    Args:
+        name: The group of entry points, without `rankscope.`.
+        kind: What an object must be, in words, as "a Metric".
+        fits: True of an object of that kind.
+        named: The name of an object; a table of objects has them by name already.
+        read: The objects of an entry point by name, where it is not enough to load and name them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        fits: Callable[[Any], bool],
+        named: Callable[[T], str] = lambda each: str(each.name),  # type: ignore[attr-defined]
+        read: Callable[[EntryPoint], Mapping[str, T]] | None = None,
+    ) -> None:
+        self.name, self.kind = name, kind
+        self._fits, self._named, self._read = fits, named, read or self._objects
+        _groups[name] = self
+
+    def _objects(self, entry: EntryPoint) -> dict[str, T]:
+        """The object, or the objects, that an entry point names."""
+        given = entry.load()
+        if isinstance(given, Mapping):
+            objects: Iterable[Any] = given.values()
+        else:
+            objects = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        for each in objects:
+            if not self._fits(each):
+                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {type(each).__name__}")
+        return {self._named(each): each for each in objects}
+
+    @cached_property
+    def shipped(self) -> dict[str, T]:
+        """What rankscope itself ships."""
+        (own,) = (entry for entry in entry_points() if entry.shipped and entry.group == self.name)
+        return dict(self._read(own))
+
+    @cached_property
+    def states(self) -> list[PluginState]:
+        """What came of each entry point of the group, with a warning for each that cannot be used."""
+        self.__dict__["states"] = states = [PluginState(_own(self.name), tuple(self.shipped))]
+        self._added: dict[str, T] = {}
+        for entry in entry_points():
+            if entry.group == self.name and not entry.shipped:
+                states.append(self._state(entry))
+                if states[-1].trouble:
+                    warnings.warn(states[-1].trouble, PluginWarning, stacklevel=2)
+        return states
+
+    @property
+    def added(self) -> dict[str, T]:
+        """What plugins add."""
+        _ = self.states
+        return self._added
+
+    def _state(self, entry: EntryPoint) -> PluginState:
+        try:
+            objects = dict(self._read(entry))
+        except PluginError as error:
+            return PluginState(entry, (), _sentence(entry, str(error)))
+        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
+            lines = str(error).strip().splitlines() or [""]
+            why = f"it cannot be imported, {type(error).__name__}: {lines[0]}"
+            return PluginState(entry, (), _sentence(entry, why))
+        taken = [name for name in objects if name in self.shipped or name in self._added]
+        fresh = {name: each for name, each in objects.items() if name not in taken}
+        self._added |= fresh
+        why = f"{', '.join(taken)}: there is one of that name already, which stays" if taken else ""
+        return PluginState(entry, tuple(fresh), _sentence(entry, why) if taken else "")
+
+    def __getitem__(self, name: str) -> T:
+        return self.shipped[name] if name in self.shipped else self.added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.shipped, self.added)
+
+    def __len__(self) -> int:
+        return len(self.shipped) + len(self.added)
+
+
+def _own(group: str) -> EntryPoint:
+    return next(entry for entry in entry_points() if entry.shipped and entry.group == group)
+
+
+def _sentence(entry: EntryPoint, why: str) -> str:
+    return f"the plugin {entry} is left out: {why}; update it, or pip uninstall {entry.package}"
+
+
+def source_of(module: str) -> Path | None:
+    """The file of a module, found without importing it or the packages that it is in; None where there is none."""
+    spec = _spec(module)
+    return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+
+
+@cache
+def _spec(module: str) -> ModuleSpec | None:
+    if (imported := sys.modules.get(module)) is not None and imported.__spec__ is not None:
+        return imported.__spec__
+    parent = module.rpartition(".")[0]
+    within = _spec(parent) if parent else None
+    if parent and (within is None or within.submodule_search_locations is None):
+        return None
+    path = None if within is None else within.submodule_search_locations
+    finders = (finder.find_spec(module, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for spec in finders if spec is not None), None)
