@@ -25,7 +25,7 @@ from sklearn.ensemble import (
     RandomForestClassifier,
 )
 
-from rankscope.forecasts import draw_design
+from rankscope_studies.forecasts import draw_design
 
 MARGINS = {"next-character": 0.1, "induction": 0.05}  # nats below guessing by frequencies that count as learning
 TABLE = Path(str(files("rankscope"))) / "data" / "forecast_trainings.csv"

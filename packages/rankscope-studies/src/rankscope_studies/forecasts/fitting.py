@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LabError
-from rankscope.forecasts.predictor import Outcome, Predictor
+from rankscope.forecasts import Outcome, Predictor
 from rankscope.workers import run_pieces
 
 LEAST = 0.01  # Weights below this share of the largest one are zero
