@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from rankscope.cards import counted
 from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources.fresh import preset, untrained
@@ -53,7 +54,7 @@ def _run(setup: Setup, size: DeepSize | None = None) -> StudyResult:
     ]  # fmt: skip
     notes = TEXTS.notes(
         depth=depth, width=width, narrow="" if setup.full else TEXTS.sentence("narrow"), length=length,
-        samples=f"{samples} excerpt{'s' if samples > 1 else ''}",
+        samples=counted(samples, "excerpt"),
     )  # fmt: skip
     tables = {"collapse": table, "float32": single}
     return StudyResult({"fig6": figure_of(table, f"{depth} layers", lowest=-1e4)}, tables, comparisons, notes)
