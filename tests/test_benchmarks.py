@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-import benchmarks
 import pytest
 import torch
+
+import benchmarks
 from benchmarks import __main__ as printed
 from benchmarks import cutting, depth_card, device, growth, opening, peers, timing
 

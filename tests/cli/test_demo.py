@@ -4,8 +4,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from benchmarks import shipped_models
 
+from benchmarks import shipped_models
 from rankscope import read
 from rankscope.cli.inputs import bundled_text
 from tests.cli.running import answered, printed, rankscope

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import torch
 from scipy.stats import multivariate_normal, spearmanr
-from tests.forecasts.test_predictor import tables
 
 from rankscope_studies.forecasts.fitting import _negative_log_likelihood, cross_validate, fit_predictor
+from tests.forecasts.test_predictor import tables
 
 
 def test_the_likelihood_is_that_of_a_normal_distribution() -> None:
