@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from rankscope.depths.figures import POSITION, positions_chart
+from rankscope_studies.research.positions_figure import POSITION, positions_chart
 
 COLUMNS = ("model", "layers", "seed", "source", "share", "size", "published", "independent")
 
