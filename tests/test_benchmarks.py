@@ -57,6 +57,7 @@ def test_a_peer_gives_ratios(peer: str, package: str) -> None:
     well_formed(peers.rows(peer, small=True))
 
 
+@pytest.mark.slow  # twenty seconds: every small network, twice
 def test_growth_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "memory_of", lambda point: dict.fromkeys(growth.CASES, 8.0 * point.tokens))
     monkeypatch.setattr(growth, "ROUNDS", 2)
