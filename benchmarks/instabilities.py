@@ -7,7 +7,7 @@
 
 A GPT (4 layers of width 64, torch's fused attention) learns the next character for `CALM` steps under a `Monitor`. Then
 it goes on, and is disturbed in one of the `WAYS`, more and more. The loss shows it at its first spike
-(`runs/spikes.py`), or when its mean over 16 steps is `RISEN` nats above that of the last 200 calm steps, whichever is
+(`trainings/spikes.py`), or when its mean over 16 steps is `RISEN` nats above that of the last 200 calm steps, whichever is
 first. `report` prints which signals had left their band before that, by how many steps, and how often the same signals
 do so in quiet runs at a step that is drawn. `rules` replays the monitor's alarm rules over the same measurements.
 """
@@ -36,8 +36,9 @@ from rankscope.files import atomic
 from rankscope.lab.tasks import NextCharacter
 from rankscope.live import Monitor
 from rankscope.live.monitor import default_rules
-from rankscope.runs.signals import read_signals
-from rankscope.runs.spikes import SURE, Signal, find_spikes, order_of_events
+from rankscope.trainings.signals import read_signals
+from rankscope.trainings.spike_report import SURE
+from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
 from rankscope.workers import run_pieces
 
 CALM, DISTURBED, EVERY = 1000, 400, 4

@@ -42,7 +42,7 @@ from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.figures import cosines_chart
 from rankscope.live.monitor import default_rules
 from rankscope.runs import read
-from rankscope.runs.spikes import Signal
+from rankscope.trainings.spikes import Signal
 
 ALONE = {
     "alarms",

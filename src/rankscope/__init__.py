@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Architecture, Transformer
     from rankscope.paths import decompose
     from rankscope.profiles import Profile, measure
-    from rankscope.runs import read
+    from rankscope.results import read
     from rankscope.sources import fresh, load
     from rankscope.theory import certify
 
@@ -24,7 +24,7 @@ _ROOMS = {
     "nets": ("Architecture", "Transformer"),
     "paths": ("decompose",),
     "profiles": ("Profile", "measure"),
-    "runs": ("read",),
+    "results": ("read",),
     "sources": ("fresh", "load"),
     "theory": ("certify",),
 }

@@ -15,8 +15,8 @@ import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
 from rankscope.live.routing import routing_in
-from rankscope.runs.signals import run_events
-from rankscope.runs.training import read_training
+from rankscope.trainings.signals import run_events
+from rankscope.trainings import read_training
 from tests.live.families import HEADS, LAYERS, WIDTH, seen, tiny
 from tests.live.gpt import GPT, Block, words
 from tests.raising import raises

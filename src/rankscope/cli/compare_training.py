@@ -12,7 +12,7 @@ from rankscope.errors import FileError, MetricError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.runs.training import TrainingRun
+    from rankscope.trainings import TrainingRun
 
 APART = 0.1  # Runs have diverged where their values differ by more than this share of the larger
 MOST_LAYERS = 33  # Layers of the table, at most
@@ -39,7 +39,7 @@ class RunComparison(NamedTuple):
 def is_training(thing: str) -> bool:
     """True for a folder that holds a training run and no profile."""
     from rankscope.runs import read
-    from rankscope.runs.training import TRAINING_TABLE
+    from rankscope.trainings.training import TRAINING_TABLE
 
     folder = Path(thing)
     return folder.is_dir() and not (folder / "profile.parquet").is_file() and TRAINING_TABLE in read(folder).names
@@ -47,7 +47,7 @@ def is_training(thing: str) -> bool:
 
 def compare_trainings(things: list[str], metrics: str | None, results: ResultOptions) -> None:
     """Print training runs side by side; folders that are no training runs, and `-o`, are refused."""
-    from rankscope.runs.training import read_training
+    from rankscope.trainings import read_training
 
     for thing in things:
         if not is_training(thing):

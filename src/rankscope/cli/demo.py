@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rankscope.cards import counted
+from rankscope.extras import counted
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, text_fields, title_of
 from rankscope.cli.measure import measure_all, raise_if_stopped

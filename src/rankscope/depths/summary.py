@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from rankscope.cards import counted
+from rankscope.extras import counted
 from rankscope.depths.tables import MARKS
 
 MOST_OF_IT = 0.95  # The part of all losses that the layers of `layers_for_most` have

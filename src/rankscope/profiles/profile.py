@@ -37,12 +37,14 @@ KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:10]  # what a row is identified
 class Profile(Curves):
     """Measurements of one or more networks, layer by layer."""
 
-    schema = SCHEMA
+    kind = "profile"
+    schemas = {"profile": SCHEMA}
     later = ("digits",)
     grows = True
 
     @property
-    def _many(self) -> tuple[int, str]:
+    def measured(self) -> tuple[int, str]:
+        """How many things were measured, and what they are."""
         return self.table["sample"].n_unique(), "sample"
 
     @classmethod

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from rankscope.cards import counted
+from rankscope.extras import counted
 from rankscope.extras import listed
 from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
 from rankscope.paths.views import carried, length_views
 from rankscope.report.causes import verdict
-from rankscope.report.content import SENTENCES, Plot, Section, Views
+from rankscope.results import Plot, Section, Views
+from rankscope.results.section import SENTENCES
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import depth_card, sections_of
 from rankscope.report.studies import agreement
 from rankscope.report.sweep import sweep_sentences
 from rankscope.report.tables import checks
-from rankscope.report.training import training_sentences
 from rankscope.runs import Manifest
 from rankscope.theory.views import bounds_sentence
 
@@ -118,7 +118,7 @@ def finding(run: ReportedRun) -> str:
     if run.measured is not None:
         return verdict(run.measured)
     if run.training is not None:
-        return training_sentences(run.training)
+        return run.training.sentence
     if run.sweep is not None:
         return sweep_sentences(run.sweep)
     if len(run.outcomes) == 1 and run.outcomes[0][1].get("said"):

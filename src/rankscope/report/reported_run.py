@@ -20,7 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.cards import counted
+from rankscope.extras import counted
 from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
 from rankscope.errors import FileError
 from rankscope.nets.origin import titled
@@ -31,11 +31,12 @@ from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
 from rankscope.report.sweep import Swept, read_sweep
+from rankscope.results import Result
 from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import document
 from rankscope.runs.tables import read_parquet
-from rankscope.runs.training import TRAINING_TABLE as TRAINING
-from rankscope.runs.training import TrainingRun, read_training
+from rankscope.trainings.training import TRAINING_TABLE as TRAINING
+from rankscope.trainings import TrainingRun, read_training
 from rankscope.theory import Certificates
 
 LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
@@ -66,6 +67,7 @@ class ReportedRun:
     closure: float | None = None  # How nearly the paths add up to the output
     training: TrainingRun | None = None
     sweep: Swept | None = None
+    others: list[Result] = field(default_factory=list)  # Results of kinds that have no place of their own here
 
     @property
     def excerpts(self) -> int:

@@ -6,13 +6,13 @@ from itertools import permutations
 
 import polars as pl
 
-from rankscope.cards import counted
+from rankscope.extras import counted
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
 from rankscope.engine.views import SweepView, metrics_of, view_of
 from rankscope.extras import listed
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
-from rankscope.report.content import Plot, Section, Table, sentence
+from rankscope.results import Plot, Section, Table, sentence
 from rankscope.runs import Run
 
 ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
@@ -69,12 +69,12 @@ def sweep_sections(swept: Swept) -> list[Section]:
     sections = []
     if len(view.cells):
         lead = f"{counted(len(view.cells), 'cell')}; what differs is {listed(view.varied) or 'nothing'}."
-        sections.append(Section("sweep", "By layer, in small multiples", lead, [_curves(swept)]))
+        sections.append(Section("By layer, in small multiples", lead, [_curves(swept)], key="sweep"))
         if view.varied:
-            sections.append(Section("factors", "Factor by factor, at the last layer", plots=[_levels(swept)]))
-        sections.append(Section("cells", "Cells", tables=[_ends(view), _cells(swept)]))
+            sections.append(Section("Factor by factor, at the last layer", plots=[_levels(swept)], key="factors"))
+        sections.append(Section("Cells", tables=[_ends(view), _cells(swept)]))
     if len(swept.failed):
-        sections.append(Section("failures", "Failures", tables=[_failures(swept)]))
+        sections.append(Section("Failures", tables=[_failures(swept)]))
     return sections
 
 

@@ -26,7 +26,7 @@ from rankscope import Monitor
 from rankscope.cli.follow import described
 from rankscope.errors import FileError, TrainingWarning
 from rankscope.files import atomic
-from rankscope.runs.training import read_training
+from rankscope.trainings import read_training
 from tests.live.monitor.small import loss_of, tokens
 
 EVERY, SAVED, BYTES = 20, 500, 3 * 2**20

@@ -17,9 +17,10 @@ from rankscope.forecasts import Forecast
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.plan import Plan
 from rankscope.live.monitor.forecast_check import ForecastCheck
-from rankscope.report.training import training_sentences
+from rankscope.trainings.sections import training_sentences
 from rankscope.runs import Manifest
-from rankscope.runs.training import TRAINING, TrainingRun, read_training
+from rankscope.trainings import TrainingRun, read_training
+from rankscope.trainings.training import TRAINING
 from tests.raising import raises
 
 STEPS, TOKENS = 160, 24

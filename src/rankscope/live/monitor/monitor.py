@@ -40,7 +40,7 @@ from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
-from rankscope.runs.training import in_stack
+from rankscope.trainings.training import in_stack
 
 LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rankscope.profiles.readings import Readings
-from rankscope.runs.training import in_stack
+from rankscope.trainings.training import in_stack
 from rankscope.shapes import Float
 
 WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity

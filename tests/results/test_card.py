@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from rankscope import Profile, certify, decompose, fresh, load, measure
-from rankscope.cards import ROWS, _columns, card, lines
+from rankscope.results.card import ROWS, _columns, card, lines
 from rankscope.figures.matplotlib import panels, rendered
 from rankscope.figures.text import power
 from rankscope.paths import path_counts
