@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from rankscope.explorer.follow import SPIKES, KnownEvents, app
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.report.reported_run import read_run
-from rankscope.trainings.figures import STEPS
 from rankscope.trainings import read_training
+from rankscope.trainings.figures import STEPS
 from rankscope.trainings.training import title_of
 from tests.cli.running import answered, printed
 from tests.made_trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, spiking, written

@@ -13,9 +13,9 @@ from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import CorpusRows, Profile, measure
 from rankscope.profiles.figures import curves_chart
+from rankscope.profiles.sections import curve_table
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
-from rankscope.profiles.sections import curve_table
 
 NET = Transformer.random(Architecture(layers=3, width=16, heads=2))
 X = torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

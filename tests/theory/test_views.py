@@ -8,10 +8,10 @@ from rich.console import Console
 
 from rankscope.cli.bounds import reasons_table, summary_table
 from rankscope.explorer.answers import bound_figures, bound_line
-from rankscope.theory.sections import certificate_table, failing_table
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
 from rankscope.theory.figures import bounds_chart
+from rankscope.theory.sections import certificate_table, failing_table
 from rankscope.theory.views import bounds_sentence, proved_sentence
 from tests.theory.test_certify import FOUND
 

@@ -13,8 +13,8 @@ from rankscope.figures.description import Heatmap, Line, Points
 from rankscope.figures.page import page_figure
 from rankscope.figures.plot import plot
 from rankscope.live.monitor.measurement import Measurement
-from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.trainings import read_training
+from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.trainings.training import TRAINING
 from tests.made_trainings import ALARM, falling, learned, measurement, opened, row, written
 

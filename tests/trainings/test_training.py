@@ -10,8 +10,8 @@ from rankscope.errors import FileError, MetricError
 from rankscope.runs import Store
 from rankscope.trainings import read_training
 from rankscope.trainings.training import decades, stamp
-from tests.raising import raises
 from tests.made_trainings import ALARM, falling, learned, measurement, opened, row, written
+from tests.raising import raises
 
 
 def test_a_grid_has_the_mean_over_heads_and_nan_where_there_is_no_number(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from rankscope.extras import counted
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
 from rankscope.cli.inputs import (
@@ -25,7 +24,7 @@ from rankscope.cli.inputs import (
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
-from rankscope.extras import need
+from rankscope.extras import counted, need
 from rankscope.shipped import MORE_SNAPSHOTS, shipped_model, shipped_models
 
 if TYPE_CHECKING:

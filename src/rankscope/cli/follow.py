@@ -9,11 +9,11 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.extras import counted
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import split_names
 from rankscope.cli.pages import open_port, say_address
 from rankscope.cli.show import console, machine, sparkline, thinned, titled
+from rankscope.extras import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

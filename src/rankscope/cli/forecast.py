@@ -181,12 +181,14 @@ def _probability(row: dict[str, Any]) -> str:
     return "–" if known is None else f"{known:.2f}{'?' * bool(row['guess'])}"
 
 
+TOLD = ("probability", "place", "place_spread", "similarity", "unfamiliar", "known", "entries", "share_right")
+
+
 def _told(forecast: "Forecast") -> dict[str, Any]:
     """The JSON of a forecast."""
     about = forecast.about()
     numbers, recipe = about.pop("prediction"), about.pop("recipe")
-    told = {name: numbers[name] for name in ("probability", "place", "place_spread", "similarity", "unfamiliar", "known",
-                                             "entries", "share_right")}  # fmt: skip
+    told = {name: numbers[name] for name in TOLD}
     told |= {name: recipe[name] for name in ("steps", "lr", "batch")}
     told |= {"nearest": forecast.prediction.nearest.to_dicts(), "table": forecast.table.to_dicts()}
     del about["learnt_below"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import polars as pl
 import torch
@@ -54,7 +54,7 @@ class DepthCard(Result):
     """
 
     kind = "depth"
-    schemas = {f"depth_{name}": schema for name, schema in zip(TABLES, SCHEMAS, strict=True)}
+    schemas: ClassVar = {f"depth_{name}": schema for name, schema in zip(TABLES, SCHEMAS, strict=True)}
     by_sample: Mapping[str, pl.DataFrame]
     manifest: Manifest
     notes: tuple[str, ...] = ()

@@ -9,9 +9,9 @@ those readings that can be had without its architecture.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
@@ -69,7 +69,7 @@ class Forecast(Result):
     """
 
     kind = "forecast"
-    schemas = {"forecast": SCHEMA, "forecast_nearest": NEAREST_SCHEMA}
+    schemas: ClassVar = {"forecast": SCHEMA, "forecast_nearest": NEAREST_SCHEMA}
     plan: Plan | LivePlan | SavedPlan
     table: pl.DataFrame
     readings: dict[str, float]
@@ -77,7 +77,7 @@ class Forecast(Result):
     exponents: dict[str, float]
     notes: tuple[str, ...]
     doubts: tuple[str, ...] = ()
-    manifest: Manifest = Manifest()
+    manifest: Manifest = field(default_factory=Manifest)
 
     @property
     def design(self) -> Plan:
@@ -221,9 +221,13 @@ class Forecast(Result):
     def sections(self) -> list[Section]:
         """What is expected: the sentences, tokens and gradients by layer, and the nearest trained networks."""
         drawn = [] if self.table.is_empty() else [Plot("forecast", [("", layers_chart(self.table, self.verdict[0]))])]
-        rows = [[str(row["number"]), f"{row['similarity']:.3g}", row["task"], f"{row['loss']:.3g}",
-                 "yes" if row["learns"] else "no"] for row in self.prediction.nearest.iter_rows(named=True)]  # fmt: skip
-        nearest = Table("Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows)
+        rows = [
+            [str(number), f"{similarity:.3g}", task, f"{loss:.3g}", "yes" if learns else "no"]
+            for number, similarity, task, loss, learns in self.prediction.nearest.iter_rows()
+        ]
+        nearest = Table(
+            "Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows
+        )
         first, *further = self.verdict
         return [Section("What is expected of a training", first, drawn, [nearest], further)]
 
@@ -246,13 +250,16 @@ class Forecast(Result):
         """The forecast of these tables, without its network."""
         told = dict(about["prediction"])
         unfamiliar = tuple(told.pop("unfamiliar"))
-        counts = {name: told.pop(name) for name in ("known", "entries")}
-        numbers = {name: float(value) for name, value in told.items()}
-        prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **counts, **numbers)
+        numbers: dict[str, Any] = {
+            name: value if name in ("known", "entries") else float(value) for name, value in told.items()
+        }
+        prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **numbers)
         recipe = Recipe(**{**about["recipe"], "frozen": tuple(about["recipe"]["frozen"])})
         plan = SavedPlan(about["architecture"], about["task"], recipe, about["seed"], tuple(about["verdict"]),
                          float(about["learnt_below"]))  # fmt: skip
-        readings, exponents = ({name: float(x) for name, x in about[part].items()} for part in ("readings", "exponents"))
+        readings, exponents = (
+            {name: float(x) for name, x in about[part].items()} for part in ("readings", "exponents")
+        )
         notes, doubts = tuple(about["notes"]), tuple(about["doubts"])
         return cls(plan, tables["forecast"], readings, prediction, exponents, notes, doubts, manifest)
 

@@ -9,7 +9,7 @@ then linear, and every question is a traversal with other rules: sums by length 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
@@ -105,7 +105,7 @@ class Decomposition(Result):
     """
 
     kind = "decomposition"
-    schemas = {"lengths": LENGTHS, "layers": LAYER, "heads": HEAD}
+    schemas: ClassVar = {"lengths": LENGTHS, "layers": LAYER, "heads": HEAD}
     network: Frozen | None  # None if it was read from a folder
     variant: str = "as given"
     given: Manifest | None = None  # what was run on what; made of the network if left out

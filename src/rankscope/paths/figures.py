@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from rankscope.figures.text import power
 from rankscope.paths.views import counted_paths, head_means, length_views
 
 if TYPE_CHECKING:
-    from rankscope.figures.matplotlib import Figure
+    pass
 
 
 STARTS = {"embedding": ("from the embedding", 0), "bias": ("from biases", 4)}

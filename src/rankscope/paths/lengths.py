@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
@@ -22,7 +22,6 @@ from rankscope.paths.views import LengthView, counted_paths, length_views
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest
 from rankscope.shapes import Float
-
 
 DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 """The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
@@ -45,7 +44,7 @@ class ByLength(Result):
     """The sum of the terms of all paths of every length."""
 
     kind = "by_length"
-    schemas = {"lengths": LENGTHS, "terms": TERMS}
+    schemas: ClassVar = {"lengths": LENGTHS, "terms": TERMS}
     embedding: Coefficients  # of paths that start at the embedding
     bias: Coefficients  # of paths that start at a bias
     counts: list[int]  # paths of each length that start at the embedding
@@ -54,7 +53,7 @@ class ByLength(Result):
     padding: Tensor
     closure: float  # how far the terms are from adding up to the output, relative to it
     variant: str = "as given"
-    manifest: Manifest = Manifest()
+    manifest: Manifest = field(default_factory=Manifest)
     notes: tuple[str, ...] = ()
 
     @property
@@ -89,16 +88,17 @@ class ByLength(Result):
         """The sums of these tables, on the CPU."""
         terms, dtype = tables["terms"], getattr(torch, about["dtype"].removeprefix("torch."))
         output = terms.filter(start="output")
-        shape = output["sample"].n_unique(), output["token"].n_unique()
+        shape, width = (output["sample"].n_unique(), output["token"].n_unique()), len(output["values"][0])
         tensors = {
-            name: torch.tensor(terms.filter(start=name)["values"].to_list(), dtype=dtype).unflatten(0, (-1, *shape))
+            name: torch.tensor(terms.filter(start=name)["values"].to_list(), dtype=dtype).view(-1, *shape, width)
             for name in ("embedding", "bias", "output")
         }
-        tensors["output"] = tensors["output"][0]
-        padding = torch.tensor(output["padding"].to_list()).unflatten(0, shape)
-        counts = {name: list(map(int, about[name])) for name in ABOUT[:2]}
-        return cls(**tensors, **counts, padding=padding, closure=float(about["closure"]), variant=about["variant"],
-                   manifest=manifest)  # fmt: skip
+        padding = torch.tensor(output["padding"].to_list()).view(shape)
+        counts, bias_counts = (list(map(int, about[name])) for name in ABOUT[:2])
+        return cls(
+            tensors["embedding"], tensors["bias"], counts, bias_counts, tensors["output"][0], padding,
+            float(about["closure"]), about["variant"], manifest,
+        )  # fmt: skip
 
     def sections(self) -> list[Section]:
         """Shares and residuals by length."""

@@ -14,7 +14,7 @@ decimal digits rounding left, by a second pass with different rounding (`agreeme
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import torch
@@ -38,7 +38,7 @@ class Profile(Curves):
     """Measurements of one or more networks, layer by layer."""
 
     kind = "profile"
-    schemas = {"profile": SCHEMA}
+    schemas: ClassVar = {"profile": SCHEMA}
     later = ("digits",)
     grows = True
 

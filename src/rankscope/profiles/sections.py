@@ -23,13 +23,22 @@ class Curved(Protocol):
     """What has metrics by layer: a profile or a summary."""
 
     @property
-    def measured(self) -> tuple[int, str]: ...
+    def measured(self) -> tuple[int, str]:
+        """How many things were measured, and what they are."""
+
     @property
-    def metrics(self) -> list[str]: ...
+    def metrics(self) -> list[str]:
+        """The metrics, in the order they were asked for."""
+
     @property
-    def arithmetics(self) -> list[str]: ...
-    def views(self, metric: str) -> list[CurveView]: ...
-    def spread(self, metric: str) -> list[Table]: ...
+    def arithmetics(self) -> list[str]:
+        """The arithmetics, in order."""
+
+    def views(self, metric: str) -> list[CurveView]:
+        """What each line of a metric says."""
+
+    def spread(self, metric: str) -> list[Table]:
+        """How what was measured differs at the last layer."""
 
 
 def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:

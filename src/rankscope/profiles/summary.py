@@ -16,7 +16,7 @@ does not grow with a corpus.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -55,7 +55,7 @@ class Summary(Curves):
     """Statistics over excerpts of one or more networks, layer by layer."""
 
     kind = "summary"
-    schemas = {"summary": SCHEMA}
+    schemas: ClassVar = {"summary": SCHEMA}
 
     @property
     def excerpts(self) -> int:

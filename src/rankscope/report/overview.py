@@ -8,11 +8,11 @@ from dataclasses import replace
 from rankscope.figures.description import Chart
 from rankscope.figures.text import power
 from rankscope.profiles.figures import curves_chart
+from rankscope.profiles.sections import by_variant
 from rankscope.profiles.views import CurveView
 from rankscope.report.causes import FINEST
-from rankscope.results import Plot, Section, Table
 from rankscope.report.reported_run import ReportedRun
-from rankscope.profiles.sections import by_variant
+from rankscope.results import Plot, Section, Table
 
 METRIC = "relative_residual"
 RUNS, VARIANTS, LABEL = 16, 8, 40

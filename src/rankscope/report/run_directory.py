@@ -10,8 +10,8 @@ import polars as pl
 from rankscope.figures import Chart
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.figures import arithmetics_chart, curves_chart
-from rankscope.report.page import write_report
 from rankscope.profiles.sections import compared_arithmetics
+from rankscope.report.page import write_report
 from rankscope.runs import Store
 from rankscope.runs.tables import SavedTable
 

@@ -1,5 +1,7 @@
 """The sections of a chapter: those of each result that a run holds, and of tables that only a report shows."""
 
+from collections.abc import Callable
+
 import polars as pl
 
 from rankscope.depths import DepthCard
@@ -11,7 +13,6 @@ from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
 from rankscope.profiles.sections import Bounds
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
-from rankscope.report.sweep import sweep_sections
 from rankscope.results import Plot, Section, sentence
 from rankscope.theory.figures import proved_shares
 from rankscope.theory.sections import bounds_section
@@ -20,7 +21,7 @@ from rankscope.theory.sections import bounds_section
 def sections_of(run: ReportedRun) -> list[Section]:
     """All that the run has something for, in the order of reading."""
     sections = [] if run.training is None else run.training.sections()
-    sections += [] if run.sweep is None else sweep_sections(run.sweep)
+    sections += [] if run.sweep is None else run.sweep.sections()
     sections += [] if run.measured is None else run.measured.sections(_bounds(run, run.measured.metrics[0]))
     for name, section_of in TABLE_SECTIONS.items():
         if name in run.tables and run.tables[name].height:
@@ -104,7 +105,7 @@ def depth_card(run: ReportedRun) -> DepthCard:
     return DepthCard(tables, run.manifests.get(DepthCard.kind, run.manifest))
 
 
-TABLE_SECTIONS = {
+TABLE_SECTIONS: dict[str, Callable[[ReportedRun, pl.DataFrame], Section]] = {
     "depth_layers": lambda run, _: depth_card(run).sections()[0],
     "cloud": _cloud,
     "spectrum": _spectrum,

@@ -45,7 +45,8 @@ def study_sections(outcomes: Outcomes) -> list[Section]:
         sections.append(Section(heading, tables=tables[:1], notes=notes, key=key))
         sections += [Section("Figures", pictures=pictures, key=f"{key}-figures")] if pictures else []
         sections += [
-            Section(table.title, tables=[replace(table, title="")], key=f"{key}-{k}") for k, table in enumerate(tables[1:])
+            Section(table.title, tables=[replace(table, title="")], key=f"{key}-{k}")
+            for k, table in enumerate(tables[1:])
         ]
         sections += [Section("What was published", tables=compared, key=f"{key}-compared")] if compared else []
     return sections

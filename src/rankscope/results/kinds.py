@@ -16,8 +16,11 @@ KINDS = {
     "decomposition": "rankscope.paths:Decomposition",
     "by_length": "rankscope.paths:ByLength",
     "depth": "rankscope.depths:DepthCard",
+    "cut": "rankscope.depths:Cut",
     "forecast": "rankscope.forecasts:Forecast",
+    "sweep": "rankscope.engine:Sweep",
     "training": "rankscope.trainings:TrainingRun",
+    "comparison": "rankscope.trainings:Comparison",
     "spikes": "rankscope.trainings:Spikes",
 }
 """By the kind that a manifest names, where its class is."""

@@ -49,9 +49,12 @@ class Result(ABC):
     if TYPE_CHECKING:  # fields or properties of each class
 
         @property
-        def manifest(self) -> Manifest: ...
+        def manifest(self) -> Manifest:
+            """What was run on what."""
+
         @property
-        def notes(self) -> tuple[str, ...]: ...
+        def notes(self) -> tuple[str, ...]:
+            """What a reader should know: sentences."""
 
     @property
     @abstractmethod
@@ -113,7 +116,7 @@ class Result(ABC):
         also into a single file, `NAME.parquet`. Each file is whole or not there."""
         path = Path(path)
         if path.suffix == ".parquet" and len(self.tables) == 1:
-            return write_parquet(path, *self.tables.values(), self.manifest)
+            return write_parquet(path, next(iter(self.tables.values())), self.manifest)
         with Store(path) as store:
             self.write(store)
         return path

@@ -338,4 +338,5 @@ def _entry(content: object) -> RunEntry:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or path.suffix not in (".parquet", ".json"):
             raise ValueError(f"a file must lie in the folder; {name!r} does not")
-    return RunEntry(manifest=Manifest.from_dict(content.get("manifest")), kind=str(content.get("kind", "")), files=files)
+    kind = str(content.get("kind", ""))
+    return RunEntry(manifest=Manifest.from_dict(content.get("manifest")), kind=kind, files=files)

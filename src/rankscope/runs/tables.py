@@ -75,9 +75,12 @@ class SavedTable(Protocol):
     """What has a table and a manifest of its own, as profiles and certificates do."""
 
     @property
-    def table(self) -> pl.DataFrame: ...
+    def table(self) -> pl.DataFrame:
+        """The table."""
+
     @property
-    def manifest(self) -> Manifest: ...
+    def manifest(self) -> Manifest:
+        """What was run on what."""
 
 
 def line_of(step: int, rows: pl.DataFrame) -> Line:

@@ -21,16 +21,16 @@ An upper bound is vacuous when it is as large as the tokens themselves, a lower 
 import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
-from rankscope.metrics.tokens import valid_tokens
 from rankscope.extras import counted
 from rankscope.figures import Chart
+from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import Architecture
 from rankscope.nets.modes import usual_modes
 from rankscope.profiles.propagation import Progress
@@ -65,7 +65,7 @@ class Certificates(TableResult):
     """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
 
     kind = "certificates"
-    schemas = {"certificates": SCHEMA}
+    schemas: ClassVar = {"certificates": SCHEMA}
 
     @property
     def title(self) -> str:

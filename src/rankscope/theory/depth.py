@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import polars as pl
 from torch import Tensor
@@ -27,13 +27,13 @@ class CollapseDepth(Result):
     """Where the residual, as a share of the tokens' own size, falls below the threshold."""
 
     kind = "collapse"
-    schemas = {"collapse_measured": SAMPLE, "collapse_guaranteed": THEOREM}
+    schemas: ClassVar = {"collapse_measured": SAMPLE, "collapse_guaranteed": THEOREM}
     threshold: float
     measured: pl.DataFrame  # sample, layer: the first layer below it (0 is the input); null where no layer is
     guaranteed: pl.DataFrame
     """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a
     lower bound the last layer up to which it proves the contrary; null where it proves neither."""
-    manifest: Manifest = Manifest()
+    manifest: Manifest = field(default_factory=Manifest)
     notes: tuple[str, ...] = ()
 
     @property
@@ -44,7 +44,7 @@ class CollapseDepth(Result):
     @classmethod
     def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
         """The result of these tables."""
-        return cls(about["threshold"], *(tables[name] for name in cls.schemas), manifest)
+        return cls(about["threshold"], tables["collapse_measured"], tables["collapse_guaranteed"], manifest)
 
     def about(self) -> dict[str, Any]:
         """The threshold."""

@@ -11,7 +11,7 @@ import polars as pl
 from rankscope.errors import TheoremError
 from rankscope.figures import description as fig
 from rankscope.figures.text import power
-from rankscope.theory.views import EXACT, RANK, DepthView, plotted_quantities, quantity
+from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
 
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip

@@ -28,8 +28,8 @@ def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame
     return Section(title, said, plots, [Table("", headings, rows, note=note)], notes)
 
 
-def bounds_section(proved: "Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]") -> Section:
-    """What is proved of each variant: its table of certificates, its views, and how many guarantees are contradicted."""
+def bounds_section(proved: Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]) -> Section:
+    """What is proved of each variant, from its table, its views, and how many guarantees are contradicted."""
     plots, tables, notes = [], [], []
     for k, (variant, (table, bounds, broken)) in enumerate(proved.items()):
         if (table["quantity"] != RANK).any():

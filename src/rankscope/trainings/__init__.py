@@ -1,13 +1,14 @@
 """Training runs as they are written: metrics by layer and step, alarms, loss spikes, and runs side by side.
 
-`training.py` has the numbers of a run, `figures.py` draws them on the axis of `step_axis.py`, `sections.py` says how they
-are read, and `run.py` makes a result of that. `signals.py` reads numbers of trainings from wherever they are, `spikes.py`
-finds what came before each spike of a loss (`spike_report.py`), and `comparison.py` sets runs side by side. Reading needs
-no torch.
+`training.py` has the numbers of a run, `figures.py` draws them on the axis of `step_axis.py`, `sections.py` says how
+they are read, and `run.py` makes a result of that. `signals.py` reads numbers of trainings from wherever they are,
+`spikes.py` finds what came before each spike of a loss (`spike_report.py`), and `comparison.py` sets runs side by side.
+Reading needs no torch.
 """
 
+from rankscope.trainings.comparison import Comparison, compare_runs
 from rankscope.trainings.run import TrainingRun, read_training
 from rankscope.trainings.spike_report import Spikes
 from rankscope.trainings.spikes import Signal, order_of_events
 
-__all__ = ["Signal", "Spikes", "TrainingRun", "order_of_events", "read_training"]
+__all__ = ["Comparison", "Signal", "Spikes", "TrainingRun", "compare_runs", "order_of_events", "read_training"]

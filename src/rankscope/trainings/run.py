@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import polars as pl
 
@@ -28,7 +28,7 @@ class TrainingRun(TrainingTables, Result):
     """A training run as far as it is written; see `read_training`."""
 
     kind = "training"
-    schemas = {name: schema for name, (schema, _) in READ.items()}
+    schemas: ClassVar = {name: schema for name, (schema, _) in READ.items()}
     optional = (ALARMS_TABLE, CERTIFICATES_TABLE)
 
     @property
@@ -44,7 +44,8 @@ class TrainingRun(TrainingTables, Result):
     @classmethod
     def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
         """The training of these tables, which are in no folder."""
-        return cls(Path(), manifest, *(tables[name] for name in READ), tuple(about.get("notes", ())))
+        table, alarms, certificates = (tables[name] for name in READ)
+        return cls(Path(), manifest, table, alarms, certificates, tuple(about.get("notes", ())))
 
     @property
     def title(self) -> str:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
 
 import polars as pl
 
@@ -69,12 +69,12 @@ class Spikes(Result):
     """
 
     kind = "spikes"
-    schemas = {"spikes": SPIKES, "spike_events": EVENTS}
+    schemas: ClassVar = {"spikes": SPIKES, "spike_events": EVENTS}
     score: float
     spikes: list[Spike]
     events: pl.DataFrame
     signals: int
-    manifest: Manifest = Manifest()
+    manifest: Manifest = field(default_factory=Manifest)
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,7 +118,9 @@ class Spikes(Result):
                 rows.append([title_of(event.signal), event.place, way, f"{event.lead:,}", f"{event.chance:.2g}"])
             few = f" The first {ROWS} of {len(events)}." if len(events) > ROWS else ""
             note = f"{self.sure(index).height} of {self.signals} signals left their band before it.{few}"
-            tables.append(Table(f"Before {where}", ["signal", "where", "moved", "steps before", "chance"], rows, note=note))
+            tables.append(
+                Table(f"Before {where}", ["signal", "where", "moved", "steps before", "chance"], rows, note=note)
+            )
         count, shown = len(self.spikes), min(SHOWN, len(self.spikes))
         few = f" Shown are the last {shown}." if shown < count else ""
         lead = sentence("spikes", "lead", count=counted(count, "spike"), sure=SURE, few=few)

@@ -21,7 +21,6 @@ at most c is there by accident). Quiet steps close to each other are not indepen
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ RETURNS = 0.25  # The share of values that may lie inside the band after it was 
 NORMAL = 1.4826  # The standard deviation of a normal variable over its median distance from the median
 ROUGH = 1e-6  # The least spread of a signal, as a share of its median: one that was constant has none of its own
 QUIET = 2000  # Quiet steps that are looked at, evenly spread, at most
+
 
 class Signal(NamedTuple):
     """One number of a training over its steps."""
