@@ -203,7 +203,7 @@ def train(piece: tuple[str, int], folder: Path, steps: int = DISTURBED, calm: in
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
         torch.save(state, home / "state.pt")
     else:
-        table = rankscope.read(home / "run").table("training")
+        table = rankscope.read(home / "run").tables["training"]
         numbers = pl.col("value", "floor", "most").cast(pl.Float32)
         table = table.select("step", "layer", "head", "metric", numbers, "samples", "broken")
         table.write_parquet(home / "measurements.parquet", compression="zstd")

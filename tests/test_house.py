@@ -74,7 +74,7 @@ def test_imports_go_one_way() -> None:
 def test_the_public_names_are_exactly_these() -> None:
     names = {"Architecture", "Profile", "Transformer", "certify", "decompose", "forecast", "fresh", "load", "measure"}
     names |= {"DepthCard", "Monitor", "depth", "read", "sweep", "watch"}
-    names |= {"Certificates", "Comparison", "Cut", "Decomposition", "Forecast", "Result", "Spikes", "Sweep"}
+    names |= {"Certificates", "RunComparison", "Cut", "Decomposition", "Forecast", "Result", "Spikes", "Sweep"}
     names |= {"TrainingRun"}
     assert set(rankscope.__all__) == names
     for name in rankscope.__all__:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rankscope.results import Result, read
     from rankscope.sources import fresh, load
     from rankscope.theory import Certificates, certify
-    from rankscope.trainings import Comparison, Spikes, TrainingRun
+    from rankscope.trainings import RunComparison, Spikes, TrainingRun
 
 # The public names of each room. Resolved on first use, so that `import rankscope` does not import torch.
 _ROOMS = {
@@ -28,12 +28,11 @@ _ROOMS = {
     "results": ("Result", "read"),
     "sources": ("fresh", "load"),
     "theory": ("Certificates", "certify"),
-    "trainings": ("Comparison", "Spikes", "TrainingRun"),
+    "trainings": ("RunComparison", "Spikes", "TrainingRun"),
 }
 __all__ = [
     "Architecture",
     "Certificates",
-    "Comparison",
     "Cut",
     "Decomposition",
     "DepthCard",
@@ -41,6 +40,7 @@ __all__ = [
     "Monitor",
     "Profile",
     "Result",
+    "RunComparison",
     "Spikes",
     "Sweep",
     "TrainingRun",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from benchmarks import shipped_models
 
-from rankscope import read
 from rankscope.cli.inputs import bundled_text
+from rankscope.runs import read
 from tests.cli.running import answered, printed, rankscope
 
 

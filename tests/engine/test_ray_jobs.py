@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from polars.testing import assert_frame_equal
 
-from rankscope import fresh, read
+from rankscope import fresh
 from rankscope.engine.cluster import Cluster
 from rankscope.engine.ray_jobs import measure_on_cluster
 from rankscope.profiles.corpus import corpus_steps, measure_corpus
-from rankscope.runs import Store
+from rankscope.runs import Store, read
 from rankscope.sources import bundled_excerpts
 from tests.cli.running import answered
 

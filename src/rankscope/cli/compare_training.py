@@ -12,7 +12,7 @@ from rankscope.errors import FileError, MetricError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.trainings import Comparison, TrainingRun
+    from rankscope.trainings import RunComparison, TrainingRun
 
 MOST_LAYERS = 33  # Layers of the table, at most
 
@@ -61,7 +61,7 @@ def compare_trainings(things: list[str], metrics: str | None, results: ResultOpt
     say("", sentence, *([differ] if differ else []), *([] if results.quiet else comparison.notes))
 
 
-def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: "Comparison") -> str:
+def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: "RunComparison") -> str:
     """A sentence on two metrics that rank the runs differently at the last step and layer that all have."""
     from rankscope.profiles.verdict import disagreement
 
@@ -79,7 +79,7 @@ def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: "Comparison
     return disagreement(ends)
 
 
-def _table(comparison: "Comparison", names: list[str]) -> "Table":
+def _table(comparison: "RunComparison", names: list[str]) -> "Table":
     from rankscope.trainings.comparison import APART
 
     title = f"{comparison.metric} at step {comparison.steps[-1]:,}, the last that all have"

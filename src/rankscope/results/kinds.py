@@ -20,7 +20,7 @@ KINDS = {
     "forecast": "rankscope.forecasts:Forecast",
     "sweep": "rankscope.engine:Sweep",
     "training": "rankscope.trainings:TrainingRun",
-    "comparison": "rankscope.trainings:Comparison",
+    "comparison": "rankscope.trainings:RunComparison",
     "spikes": "rankscope.trainings:Spikes",
 }
 """By the kind that a manifest names, where its class is."""

@@ -6,9 +6,9 @@ they are read, and `run.py` makes a result of that. `signals.py` reads numbers o
 Reading needs no torch.
 """
 
-from rankscope.trainings.comparison import Comparison, compare_runs
+from rankscope.trainings.comparison import RunComparison, compare_runs
 from rankscope.trainings.run import TrainingRun, read_training
 from rankscope.trainings.spike_report import Spikes
 from rankscope.trainings.spikes import Signal, order_of_events
 
-__all__ = ["Comparison", "Signal", "Spikes", "TrainingRun", "compare_runs", "order_of_events", "read_training"]
+__all__ = ["RunComparison", "Signal", "Spikes", "TrainingRun", "compare_runs", "order_of_events", "read_training"]

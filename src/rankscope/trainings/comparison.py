@@ -1,4 +1,4 @@
-"""`Comparison`: one metric of several training runs at the steps that all have, and where the runs part."""
+"""`RunComparison`: one metric of several training runs at the steps that all have, and where the runs part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class RunsLine(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(Result):
+class RunComparison(Result):
     """One metric of several training runs at the steps that all have.
 
     Args:
@@ -82,7 +82,7 @@ class Comparison(Result):
     @property
     def title(self) -> str:
         """What is compared."""
-        return f"Comparison: {self.metric} of {counted(len(self.names), 'training')}, to step {self.steps[-1]:,}"
+        return f"RunComparison: {self.metric} of {counted(len(self.names), 'training')}, to step {self.steps[-1]:,}"
 
     @property
     def verdict(self) -> str:
@@ -116,7 +116,7 @@ class Comparison(Result):
         return [Section("Where the trainings part", self.verdict, plots, [table])]
 
 
-def compare_runs(runs: Sequence[TrainingRun], things: Sequence[str], metric: str | None = None) -> Comparison:
+def compare_runs(runs: Sequence[TrainingRun], things: Sequence[str], metric: str | None = None) -> RunComparison:
     """Compare a metric, or the first that all runs have, at the steps and layers that all have.
 
     Args:
@@ -162,7 +162,7 @@ def compare_runs(runs: Sequence[TrainingRun], things: Sequence[str], metric: str
             noise.append(grid.noise[row, at])
         lines.append(_line(f"layer {layer}", rows, steps, noise))
     chart = side_by_side(dict(zip(things, runs, strict=True)), metric)
-    return Comparison(metric, tuple(things), steps, lines, runs[0].manifest, tuple(notes), chart)
+    return RunComparison(metric, tuple(things), steps, lines, runs[0].manifest, tuple(notes), chart)
 
 
 def _line(name: str, rows: list[Any], steps: list[int], noise: list[Any] | None = None) -> RunsLine:
