@@ -19,18 +19,19 @@ FLOORS = [
     "shapes",
     "files",
     "figures",
-    "cards",
+    "runs",
+    "results",
     "doubled",
     "metrics",
     "remedies",
     "nets",
-    "runs",
     "workers",
     "sources",
     "deviation",
     "profiles",
     "paths",
     "theory",
+    "trainings",
     "live",
     "lab",
     "forecasts",
@@ -96,6 +97,8 @@ def test_the_studies_take_public_names_alone() -> None:
 def test_the_public_names_are_exactly_these() -> None:
     names = {"Architecture", "Profile", "Transformer", "certify", "decompose", "forecast", "fresh", "load", "measure"}
     names |= {"DepthCard", "Monitor", "depth", "read", "sweep", "watch"}
+    names |= {"Certificates", "RunComparison", "Cut", "Decomposition", "Forecast", "Result", "Spikes", "Sweep"}
+    names |= {"TrainingRun"}
     assert set(rankscope.__all__) == names
     for name in rankscope.__all__:
         assert getattr(rankscope, name).__module__.startswith("rankscope.")

@@ -15,8 +15,8 @@ import torch
 from rankscope import load, measure
 from rankscope.errors import SourceError
 from rankscope.nets import Transformer
-from rankscope.runs.training import read_training
 from rankscope.shipped import held_out_images, shipped_folder, shipped_model, shipped_models
+from rankscope.trainings import read_training
 from tests.cli.running import answered, inside, printed, rankscope
 
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,10 @@ import torch
 from benchmarks.shipped_models import is_held_out, snapshot_steps
 from rankscope import load, measure
 from rankscope.nets import Transformer
-from rankscope.runs.training import read_training
 from rankscope.shipped import shipped_folder, shipped_models
 from rankscope.sources import bundled_excerpts
 from rankscope.sources.parity import lifted
+from rankscope.trainings import read_training
 from tests.cli.running import printed
 from tests.test_light import without
 

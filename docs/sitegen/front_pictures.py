@@ -20,8 +20,8 @@ from rankscope.figures.matplotlib import png, rendered
 from rankscope.forecasts.figures import map_chart
 from rankscope.forecasts.maps import AXES
 from rankscope.profiles.figures import curves_chart
-from rankscope.runs.figures import layer_map, run_curves
-from rankscope.runs.training import read_training
+from rankscope.trainings import read_training
+from rankscope.trainings.figures import layer_map, run_curves
 
 ALONE, BESIDE = (5.0, 3.3), (3.5, 2.9)  # Inches of a panel
 

@@ -14,9 +14,9 @@ from rankscope.engine.sweep import STATUS
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRA
-from rankscope.runs.training import ALARMS, CERTIFICATES, TRAINING
 from rankscope.sources import word_tokens
 from rankscope.theory import Certificates
+from rankscope.trainings.training import ALARMS, CERTIFICATES, TRAINING
 from sitegen.markdown import table
 
 WRITTEN = {

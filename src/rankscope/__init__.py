@@ -4,35 +4,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankscope.depths import DepthCard, depth
-    from rankscope.engine import sweep
-    from rankscope.forecasts import forecast
+    from rankscope.depths import Cut, DepthCard, depth
+    from rankscope.engine import Sweep, sweep
+    from rankscope.forecasts import Forecast, forecast
     from rankscope.live import Monitor, watch
     from rankscope.nets import Architecture, Transformer
-    from rankscope.paths import decompose
+    from rankscope.paths import Decomposition, decompose
     from rankscope.profiles import Profile, measure
-    from rankscope.runs import read
+    from rankscope.results import Result, read
     from rankscope.sources import fresh, load
-    from rankscope.theory import certify
+    from rankscope.theory import Certificates, certify
+    from rankscope.trainings import RunComparison, Spikes, TrainingRun
 
 # The public names of each room. Resolved on first use, so that `import rankscope` does not import torch.
 _ROOMS = {
-    "depths": ("DepthCard", "depth"),
-    "engine": ("sweep",),
-    "forecasts": ("forecast",),
+    "depths": ("Cut", "DepthCard", "depth"),
+    "engine": ("Sweep", "sweep"),
+    "forecasts": ("Forecast", "forecast"),
     "live": ("Monitor", "watch"),
     "nets": ("Architecture", "Transformer"),
-    "paths": ("decompose",),
+    "paths": ("Decomposition", "decompose"),
     "profiles": ("Profile", "measure"),
-    "runs": ("read",),
+    "results": ("Result", "read"),
     "sources": ("fresh", "load"),
-    "theory": ("certify",),
+    "theory": ("Certificates", "certify"),
+    "trainings": ("RunComparison", "Spikes", "TrainingRun"),
 }
 __all__ = [
     "Architecture",
+    "Certificates",
+    "Cut",
+    "Decomposition",
     "DepthCard",
+    "Forecast",
     "Monitor",
     "Profile",
+    "Result",
+    "RunComparison",
+    "Spikes",
+    "Sweep",
+    "TrainingRun",
     "Transformer",
     "certify",
     "decompose",

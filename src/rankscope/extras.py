@@ -63,6 +63,15 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
+def counted(count: int, noun: str) -> str:
+    """A count and its noun, in the plural unless it is one.
+
+    >>> counted(1, "layer"), counted(2, "layer")
+    ('1 layer', '2 layers')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def installed(*packages: str) -> bool:
     """True if every one of these packages is installed."""
     return all(find_spec(name) is not None for name in packages)

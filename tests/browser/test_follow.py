@@ -13,7 +13,7 @@ from rankscope.explorer.follow import app
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.server import bind_port, make_server
 from tests.browser.waiting import Watched, until
-from tests.trainings import ALARM, SENTENCE, learned, measurement, opened, spiking, written
+from tests.made_trainings import ALARM, SENTENCE, learned, measurement, opened, spiking, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

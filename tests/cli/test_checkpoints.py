@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from rankscope import load, measure
 from rankscope.cli.checkpoints import CheckpointRow, logged_rows
-from rankscope.runs.training import read_training
+from rankscope.trainings import read_training
 from tests.cli.running import answered, printed, rankscope
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import answered, printed, rankscope
-from tests.trainings import falling, written
+from tests.made_trainings import falling, written
 
 
 def test_runs_are_compared_at_the_steps_that_they_share(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rankscope import fresh, read
+from rankscope import fresh
 from rankscope.profiles import Summary
+from rankscope.runs import read
 from rankscope.sources import bundled_excerpts
 from tests.cli.running import COMMAND, answered, printed, rankscope
 

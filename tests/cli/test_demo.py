@@ -12,7 +12,7 @@ from benchmarks import shipped_models
 from rankscope import read
 from rankscope.cli.demo import training_table
 from rankscope.cli.inputs import bundled_text
-from rankscope.runs.training import TRAINING
+from rankscope.trainings.training import TRAINING
 from tests.cli.running import answered, printed, rankscope
 from tests.trainings import row
 
@@ -48,11 +48,11 @@ def test_the_training_demo_trains_shows_and_goes_on(tmp_path: Path) -> None:
     assert [*answer["runs"]] == ["whole", "no-skips"]
     for name, found in answer["runs"].items():
         assert {row["step"] for row in found["training"]} == {0, 20}
-        assert found["training"] == read(tmp_path / "out" / name).table("training").to_dicts()
+        assert found["training"] == read(tmp_path / "out" / name).tables["training"].to_dicts()
     out = printed(*line, cwd=tmp_path)  # what is done already is not done again
     assert "whole: 0 alarms" in out and "no-skips: 0 alarms" in out and "Report: out/report.html" in out
     for name, found in answer["runs"].items():
-        assert found["training"] == read(tmp_path / "out" / name).table("training").to_dicts()
+        assert found["training"] == read(tmp_path / "out" / name).tables["training"].to_dicts()
 
 
 @pytest.mark.slow

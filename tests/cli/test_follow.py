@@ -16,9 +16,9 @@ import pytest
 
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.runs.tables import JOURNAL
-from rankscope.runs.training import TRAINING
+from rankscope.trainings.training import TRAINING
 from tests.cli.running import COMMAND, answered, printed, rankscope
-from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
+from tests.made_trainings import SENTENCE, falling, learned, measurement, opened, row, written
 
 
 def test_it_shows_the_run_once_where_nobody_looks_on(tmp_path: Path) -> None:

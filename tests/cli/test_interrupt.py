@@ -62,7 +62,7 @@ def test_a_sweep_goes_on_with_the_cells_that_are_left(tmp_path: Path) -> None:
     )
     code, _, said = interrupted("2 of 40 cells", "sweep", "study.toml", "--workers", "1", cwd=tmp_path)
     assert code == 130 and said.endswith("of 40 cells; the same command resumes from there")
-    before = int(read(tmp_path / "runs" / "study").table("cells")["done"].sum())
+    before = int(read(tmp_path / "runs" / "study").tables["cells"]["done"].sum())
     assert said.startswith(f"stopped after {before} of") and 2 <= before < 40
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import read
+from rankscope.runs import read
 from tests.cli.conftest import WrittenRuns
 from tests.cli.running import printed, rankscope
 

@@ -12,7 +12,6 @@ import rankscope as package
 from rankscope.cli.sweep import cells_table
 from rankscope.engine import Sweep
 from rankscope.engine.spec import spec_of
-from rankscope.engine.views import view_of
 from tests.cli.running import rankscope
 
 
@@ -23,7 +22,7 @@ def test_a_sweep_all_of_whose_cells_fail_says_so_and_does_not_end_well(tmp_path:
         done = rankscope("sweep", "study.toml", "-o", "run", "--workers", "1", *asked, cwd=tmp_path)
         assert done.code == 2 and "all failed" in done.err and done.out, done
     assert "Cell 0 failed" in done.out
-    assert package.read(tmp_path / "run").table("cells")["reason"].null_count() == 0
+    assert package.read(tmp_path / "run").tables["cells"]["reason"].null_count() == 0
     assert (tmp_path / "run" / "report.html").is_file()
 
 
@@ -41,7 +40,7 @@ def test_what_overflowed_is_no_rounding_noise(tmp_path: Path) -> None:
     Console(file=(printed := StringIO()), width=200).print(cells_table(swept))
     text = " ".join(printed.getvalue().split())
     assert "○" not in text and "noise" not in text and "nan: no number, as after an overflow." in text
-    assert view_of(package.read(tmp_path)).cells["noise"].to_list() == [False, False]
+    assert package.read(tmp_path).view().cells["noise"].to_list() == [False, False]
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 40])

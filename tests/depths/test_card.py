@@ -328,7 +328,7 @@ def test_a_card_is_saved_and_read(tmp_path: Path) -> None:
     again = DepthCard.read(card.save(tmp_path / "card"))
     assert again.layers.equals(card.layers) and again.norms.equals(card.norms) and again.notes == card.notes
     assert repr(again) == repr(card) and again.sentence.startswith("bert-tiny: 2 layers")
-    assert rankscope.read(tmp_path / "card").table("depth_layers").height == 4
+    assert rankscope.read(tmp_path / "card").tables["depth_layers"].height == 4
     (tmp_path / "none").mkdir()
     with pytest.raises(FileError, match="must hold a depth card"):
         DepthCard.read(tmp_path / "none")

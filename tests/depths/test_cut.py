@@ -233,22 +233,22 @@ def test_minilm_is_written_with_its_tokenizer(tmp_path: Path) -> None:
 
     net = load("minilm")
     found = cut(net, ["Call me Ishmael.", "The sea is calm."], keep=0.5, by="influence")
-    found.save(tmp_path / "small")
+    found.save_model(tmp_path / "small")
     model, tokenizer = AutoModel.from_pretrained(tmp_path / "small"), AutoTokenizer.from_pretrained(tmp_path / "small")
     with torch.no_grad():
         theirs = model(**tokenizer("Call me Ishmael.", return_tensors="pt")).last_hidden_state
     mine = found.net.run(found.net.encode("Call me Ishmael.").X).output
     torch.testing.assert_close(theirs.double(), mine, rtol=1e-4, atol=1e-5)
     with raises(FileError):
-        found.save(tmp_path / "small")
+        found.save_model(tmp_path / "small")
 
 
 def test_what_no_model_of_transformers_holds_is_a_sentence(tmp_path: Path) -> None:
     with raises(SourceError, "model"):
-        cut(made(), X, 0.5, "random").save(tmp_path)
+        cut(made(), X, 0.5, "random").save_model(tmp_path)
     net = load(model_of("gpt2", "decoder"))
     ids = torch.randint(3, 60, (1, 6))
     with raises(SourceError, "model"):
-        cut(net, ids, 0.5, "random").save(tmp_path)  # of a model in memory
+        cut(net, ids, 0.5, "random").save_model(tmp_path)  # of a model in memory
     with raises(SourceError, "model"):
-        cut(net, ids, 0.5, "random", of="heads").save(tmp_path, model_of("gpt2", "decoder"))
+        cut(net, ids, 0.5, "random", of="heads").save_model(tmp_path, model_of("gpt2", "decoder"))

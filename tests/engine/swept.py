@@ -32,8 +32,8 @@ def swept(folder: Path, **options: Any) -> Sweep:
 def same(one: Path, other: Path) -> None:
     """Bit for bit, but for how long cells took."""
     for name in TABLES:
-        assert_frame_equal(rankscope.read(one).table(name), rankscope.read(other).table(name), check_exact=True)
-    cells = [rankscope.read(folder).table("cells").drop("seconds") for folder in (one, other)]
+        assert_frame_equal(rankscope.read(one).tables[name], rankscope.read(other).tables[name], check_exact=True)
+    cells = [rankscope.read(folder).tables["cells"].drop("seconds") for folder in (one, other)]
     assert_frame_equal(*cells)
 
 

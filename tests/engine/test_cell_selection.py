@@ -27,7 +27,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 @pytest.mark.slow
 def test_reading_a_run_gives_one_frame_with_a_column_for_each_factor(study: Sweep) -> None:
-    frame = rankscope.read(study.run).table()
+    frame = rankscope.read(study.run).table
     assert frame.equals(study.table) and {"cell", "model", "depth", "skip", "value"} <= set(frame.columns)
     assert frame.filter(depth=2, skip=0.0)["cell"].unique().to_list() == [2]
 

@@ -37,10 +37,10 @@ def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
     table = measure(net, X, padding, ["relative_mu", "entropy"]).table
     assert mine["value"].to_list() == table["value"].to_list()
     assert mine["cell"].unique().to_list() == [2 + 1]
-    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=2, seed=1)
+    paths = rankscope.read(alone.run).tables["sweep_paths"].filter(depth=2, seed=1)
     shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
     assert paths["share"].to_list() == shares["share"].to_list()
-    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=2, seed=1)
+    proved = rankscope.read(alone.run).tables["sweep_certificates"].filter(depth=2, seed=1)
     assert proved["log10_bound"].to_list() == certify(net, X, padding).summary()["log10_bound"].to_list()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope import read
 from rankscope.engine import Sweep
-from rankscope.engine.views import SweepView, view_of
+from rankscope.engine.views import SweepView
 
 
 def drawn(values: list[float], **factors: list[Any]) -> SweepView:
@@ -28,7 +28,7 @@ def drawn(values: list[float], **factors: list[Any]) -> SweepView:
 
 
 def test_a_curve_is_the_median_of_its_cells(views_study: Sweep) -> None:
-    view = view_of(read(views_study.run))
+    view = read(views_study.run).view()
     assert view.log and view.arranged == ("skip", "depth")
     means = (
         views_study.table.filter(metric="relative_mu", skip=0.0, depth=3)
@@ -42,7 +42,7 @@ def test_a_curve_is_the_median_of_its_cells(views_study: Sweep) -> None:
 
 
 def test_a_curve_ends_with_the_shallowest_of_its_cells(views_study: Sweep) -> None:
-    assert {len(each.centre) for each in view_of(read(views_study.run)).curves("skip", "seed")} == {2}
+    assert {len(each.centre) for each in read(views_study.run).view().curves("skip", "seed")} == {2}
 
 
 def test_a_factor_that_decides_all_has_all_of_the_differences() -> None:

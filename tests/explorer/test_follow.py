@@ -12,10 +12,11 @@ from starlette.testclient import TestClient
 from rankscope.explorer.follow import SPIKES, KnownEvents, app
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.report.reported_run import read_run
-from rankscope.runs.figures import STEPS
-from rankscope.runs.training import read_training, title_of
+from rankscope.trainings import read_training
+from rankscope.trainings.figures import STEPS
+from rankscope.trainings.training import title_of
 from tests.cli.running import answered, printed
-from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, spiking, written
+from tests.made_trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, spiking, written
 
 
 def asked(folder: Path, what: str = "training", **query: str) -> Any:

@@ -65,7 +65,7 @@ def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path,
     same(whole, again)
     for seed in more.get("seeds", [""]):
         inside = f"seed-{seed}" if seed != "" else "."
-        looks = [read(tmp_path / run / inside).table("training") for run in ("whole", "parts")]
+        looks = [read(tmp_path / run / inside).tables["training"] for run in ("whole", "parts")]
         assert looks[0].equals(looks[1])
         assert looks[0]["step"].unique().sort().to_list() == [0, 2, 4, 6, 8]
         named = {"loss", "lr", "relative_mu", "entropy", "head_mu", "grad_query_key", "update_value_output"}
@@ -127,7 +127,7 @@ def test_monitors_of_several_see_what_that_of_one_sees(tmp_path: Path) -> None:
     """Gradients and updates of weights as well."""
     made(tmp_path / "all", seeds=[0, 4], dtype=WIDE).finish()
     made(tmp_path / "one", seeds=[4], dtype=WIDE).finish()
-    mine, theirs = (read(tmp_path / each).table("training") for each in ("all/seed-4", "one"))
+    mine, theirs = (read(tmp_path / each).tables["training"] for each in ("all/seed-4", "one"))
     keys = ["step", "layer", "head", "metric"]
     mine, theirs = mine.sort(keys), theirs.sort(keys)
     assert mine.select(keys).equals(theirs.select(keys)) and len(mine) > 100
@@ -225,5 +225,5 @@ def test_without_skips_tokens_collapse_and_the_monitor_says_so(tmp_path: Path) -
         arch, run = task.architecture(6, 48, attention_skip=skip, mlp_skip=skip), tmp_path / str(skip)
         with nullcontext() if skip else pytest.warns(TrainingWarning):
             Training(task, arch, Recipe(steps=100, batch=8), run=run).finish()
-        alarms = read(run).table("alarms").filter(rule="tokens collapse")
+        alarms = read(run).tables["alarms"].filter(rule="tokens collapse")
         assert len(alarms) == (0 if skip else 1)

@@ -620,7 +620,7 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path, probe: bool, dropo
 
     (plain, _), (weights, _) = trained(False), trained(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, weights, strict=True))
-    table = rankscope.read(tmp_path / f"{probe} {dropout}").table("training")
+    table = rankscope.read(tmp_path / f"{probe} {dropout}").tables["training"]
     for name in NAMES:
         rows = table.filter(metric=name)
         assert set(rows["layer"]) == {1, 2, 3} and len(set(rows["step"])) >= 3

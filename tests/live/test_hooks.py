@@ -285,7 +285,7 @@ def test_a_training_that_is_copied_saved_averaged_exported_and_evaluated_beside_
         assert not [note for note in monitor.notes if "not measured" in note] and beside > 1
     for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    tables = [read(tmp_path / name).table("training") for name in ("quiet", "busy")]
+    tables = [read(tmp_path / name).tables["training"] for name in ("quiet", "busy")]
     assert tables[0].equals(tables[1]) and len(tables[0])
 
 
@@ -446,5 +446,5 @@ def test_an_evaluation_in_another_thread_is_no_training_batch(tmp_path: Path) ->
         model(X)
         monitor.step()
         assert expected is not None and monitor.last is not None and monitor.last is not expected
-        samples = read(tmp_path).table("training").filter(metric="mu", layer=0)["samples"].to_list()
+        samples = read(tmp_path).tables["training"].filter(metric="mu", layer=0)["samples"].to_list()
     assert samples == [4, 4]

@@ -253,7 +253,7 @@ class TestAccelerate:
             accelerator.backward(prepared.train()(IDS, labels=IDS).loss)
             optimizer.step()
             monitor.step()
-        rows = rankscope.read(monitor.run).table("training").filter(metric="mu", step=1).sort("layer")
+        rows = rankscope.read(monitor.run).tables["training"].filter(metric="mu", step=1).sort("layer")
         assert rows["value"].to_list() == pytest.approx(expected.tolist(), rel=1e-12)
 
 
@@ -333,5 +333,5 @@ def test_a_monitor_sees_rows_and_columns_too(probed: bool, tmp_path: Path) -> No
     with Monitor(model, "mu", every=1, probe=X if probed else None, run=tmp_path / "run", alarms=()) as monitor:
         model(X).sum().backward()
         monitor.step()
-    rows = rankscope.read(monitor.run).table("training").filter(metric="mu", step=1).sort("layer")
+    rows = rankscope.read(monitor.run).tables["training"].filter(metric="mu", step=1).sort("layer")
     torch.testing.assert_close(torch.tensor(rows["value"].to_list(), dtype=torch.float64), expected)

@@ -80,7 +80,7 @@ def test_tokens_are_what_each_block_takes(name: str, tmp_path: Path) -> None:
         with Monitor(model, "mu", every=1, probe=probe, run=run, alarms=()) as monitor:
             model.train()(IDS)[0].square().mean().backward()
             monitor.step()
-        rows = rankscope.read(run).table("training").filter(metric="mu")
+        rows = rankscope.read(run).tables["training"].filter(metric="mu")
         first = rows.filter(step=rows["step"].min()).sort("layer")
         assert first["value"].to_list() == pytest.approx(expected.mean(0).tolist(), rel=1e-5)
 

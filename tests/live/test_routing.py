@@ -15,8 +15,8 @@ import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
 from rankscope.live.routing import routing_in
-from rankscope.runs.signals import run_events
-from rankscope.runs.training import read_training
+from rankscope.trainings import read_training
+from rankscope.trainings.signals import run_events
 from tests.live.families import HEADS, LAYERS, WIDTH, seen, tiny
 from tests.live.gpt import GPT, Block, words
 from tests.raising import raises
@@ -94,7 +94,7 @@ def test_a_monitor_has_the_routing_of_a_training(probed: bool, tmp_path: Path) -
         model.train()(IDS)[0].square().mean().backward()
         optimizer.step()
         monitor.step()
-    rows = rankscope.read(monitor.run).table("training")
+    rows = rankscope.read(monitor.run).tables["training"]
     first = rows["step"].min()
     for metric in METRICS:
         found = rows.filter(metric=metric, step=first).sort("layer")

@@ -128,7 +128,7 @@ def test_a_monitor_sees_either_side(build: Any, side: str, tmp_path: Path) -> No
         output = model(*given)
         (output if isinstance(output, torch.Tensor) else output[0]).square().mean().backward()
         monitor.step()
-    rows = rankscope.read(tmp_path / "run").table("training").filter(step=1)
+    rows = rankscope.read(tmp_path / "run").tables["training"].filter(step=1)
     for metric in metrics:
         found = rows.filter(metric=metric).sort("layer", "head")["value"].to_list()
         expected = w.profile().curve(metric).nanmean(0).flatten()

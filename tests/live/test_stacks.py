@@ -17,9 +17,10 @@ from rankscope.live.monitor.alarm_rules import Collapse
 from rankscope.live.monitor.alarms import AlarmRule, Fault, MeasurementRows, RuleSet
 from rankscope.live.plan import make_plans
 from rankscope.live.writers import scalars
-from rankscope.runs.figures import layer_map
-from rankscope.runs.signals import run_signals
-from rankscope.runs.training import TRAINING, read_training
+from rankscope.trainings import read_training
+from rankscope.trainings.figures import layer_map
+from rankscope.trainings.signals import run_signals
+from rankscope.trainings.training import TRAINING
 from tests.live import reference
 from tests.live.families import WORDS
 from tests.live.sequences import sequences, t5, t5_batch, translator, translator_loss
@@ -146,7 +147,7 @@ def test_a_monitor_measures_both_as_two_monitors_do(kind: str, inline: str, tmp_
     for losses, weights in trained.values():
         assert losses == trained["bare"][0]
         assert all(map(torch.equal, weights, trained["bare"][1]))
-    table = rankscope.read(tmp_path / "both").table("training")
+    table = rankscope.read(tmp_path / "both").tables["training"]
     assert set(table.filter(pl.col("layer").is_null())["metric"]) == {"loss", "lr"}
     names = {name.partition("/")[0] for name in table.filter(pl.col("layer").is_not_null())["metric"]}
     assert {*metrics, "grad_mlp", "update_query_key", "stable_rank_mlp"} <= names
@@ -155,7 +156,7 @@ def test_a_monitor_measures_both_as_two_monitors_do(kind: str, inline: str, tmp_
     for side in SIDES:
         own = table.filter(pl.col("metric").str.ends_with(f"/{side}"))
         plain = own.with_columns(pl.col("metric").str.strip_suffix(f"/{side}")).sort(keys)
-        expected = rankscope.read(tmp_path / side).table("training").filter(pl.col("layer").is_not_null()).sort(keys)
+        expected = rankscope.read(tmp_path / side).tables["training"].filter(pl.col("layer").is_not_null()).sort(keys)
         assert plain.select(keys).equals(expected.select(keys))
         for column in ("value", "spread", "floor"):
             assert plain[column].to_list() == pytest.approx(expected[column].to_list(), rel=1e-12, nan_ok=True)

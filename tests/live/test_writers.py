@@ -255,7 +255,7 @@ def test_a_monitor_writes_to_all_of_them_and_closes_them(tmp_path: Path) -> None
         for _ in range(4):
             monitor.step(loss=torch.tensor(0.5))
     lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
-    table = rankscope.read(tmp_path / "run").table("training").drop_nulls("value")
+    table = rankscope.read(tmp_path / "run").tables["training"].drop_nulls("value")
     assert sum(len(line) - 2 for line in lines) == len(table)  # less step and alarms
     events = EventAccumulator(str(tmp_path / "events")).Reload()
     assert "head_mu/layer_02" in events.Tags()["scalars"]

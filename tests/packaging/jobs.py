@@ -118,7 +118,7 @@ def core() -> None:
     measured().save("run.parquet")
     Path("design.json").write_text(json.dumps({"layers": 2, "width": 8, "heads": 2}))
     watched("plain")
-    assert {0, 2, 4} >= set(read("plain").table("training")["step"]) > {2}
+    assert {0, 2, 4} >= set(read("plain").tables["training"]["step"]) > {2}
     assert "step 4" in command("follow", "plain", "--once")
     for words in PRINTED:
         assert command(*words.split()), words
@@ -260,7 +260,7 @@ def trainer() -> None:
     args = TrainingArguments("out", max_steps=4, report_to=[], use_cpu=True, save_strategy="no")
     callback = MonitorCallback(probe={"input_ids": ids}, every=2, run="run")
     Trainer(model, args, train_dataset=rows, callbacks=[callback]).train()
-    assert 4 in read("run").table("training")["step"]
+    assert 4 in read("run").tables["training"]["step"]
 
 
 def lightning() -> None:
@@ -288,7 +288,7 @@ def lightning() -> None:
     fit = Trainer(max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False)
     rows: Any = list(X)
     fit.fit(Learner(), torch.utils.data.DataLoader(rows, batch_size=2))
-    assert 4 in read("run").table("training")["step"]
+    assert 4 in read("run").tables["training"]["step"]
 
 
 def tensorboard() -> None:

@@ -97,7 +97,7 @@ def test_a_token_that_a_sample_lacks_is_refused(query: object) -> None:
 def test_shares_that_do_not_add_up_are_refused() -> None:
     """Of a frozen network whose output was changed, shares miss one."""
     d = decompose(network({}), tokens())
-    changed = replace(d, frozen=replace(d.frozen, output=1.01 * d.frozen.output))
+    changed = replace(d, network=replace(d.frozen, output=1.01 * d.frozen.output))
     with pytest.raises(ClosureError, match="they miss it by"):
         changed.by_position()
 

@@ -93,7 +93,7 @@ def test_rows_are_written_along_the_way_and_kept(tmp_path: Path, once: Summary) 
         assert [len(store.run.chunks("rows")) for _ in found] == [0, 1, 2, 3, 4, 5, 6]
     kept = {path.name: path.read_bytes() for path in (tmp_path / "rows").iterdir()}
     assert sorted(kept) == [f"{number:06}.parquet" for number in range(7)]
-    rows = read(tmp_path).table("rows")
+    rows = read(tmp_path).tables["rows"]
     assert rows["sample"].n_unique() == len(TEXTS) and rows.schema == pl.Schema(SCHEMA)
     listed = json.loads((tmp_path / "manifest.json").read_text())
     for number in (4, 5, 6):

@@ -13,9 +13,9 @@ from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import CorpusRows, Profile, measure
 from rankscope.profiles.figures import curves_chart
+from rankscope.profiles.sections import curve_table
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
-from rankscope.report.tables import curve_table
 
 NET = Transformer.random(Architecture(layers=3, width=16, heads=2))
 X = torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -38,7 +38,7 @@ def test_a_sample_of_one_token_is_left_out_of_every_output_which_say_so() -> Non
     assert list(map(str, printed.columns[4].cells)) == [last]
     said = "left out of the geometric mean: 1 of 3 values of transformer"
     assert all(said in text for text in (table.note, str(printed.caption), profile._repr_html_()))
-    assert f"→ {last}" in repr(profile)
+    assert repr(profile).splitlines()[-1].endswith(f"  {last}")
 
 
 def test_where_all_are_zero_the_value_is_zero() -> None:

@@ -55,7 +55,7 @@ def whole_run(folder: Path, title: str = "a network", hostile: str = "") -> Path
     words = [[hostile or f"word{k}" for k in range(9)]] * 2
     tables: dict[str, Any] = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
     d = decompose(NET, X)
-    tables |= {"lengths": d.by_length().table, "heads": d.by_head(), **depth(NET, X).tables()}
+    tables |= {"lengths": d.by_length().table, "heads": d.by_head(), **depth(NET, X).tables}
     found = certify(nets["san"], X)
     (network,) = found.manifest.networks
     manifest = found.manifest.adding(networks=(network.adding(variant=hostile or "san", fingerprint=None),))

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, measure
-from rankscope.report.tables import curve_table
+from rankscope.profiles.sections import curve_table
 from tests.report.runs import NET, X
 
 

@@ -20,7 +20,7 @@ def append(journal: Journal, *steps: int) -> None:
 
 
 def steps_in(folder: Path) -> list[int]:
-    found = rankscope.read(folder).table("t")
+    found = rankscope.read(folder).tables["t"]
     assert found["x"].to_list() == [step / 2 for step in found["step"]]
     return found["step"].to_list()
 
@@ -32,7 +32,7 @@ def test_an_incomplete_line_does_not_count(tmp_path: Path) -> None:
             journal.append(step, pl.DataFrame({"step": [step], "x": [float("nan") if step else 0.5]}))
     path = tmp_path / "t" / "journal.jsonl"
     path.write_text(path.read_text()[:-3])
-    found = rankscope.read(tmp_path).table("t")
+    found = rankscope.read(tmp_path).tables["t"]
     assert found["step"].to_list() == [0, 1] and found["x"].is_nan().to_list() == [False, True]
     with Store(tmp_path) as store:
         again = Journal(store, "e", "t", {"step": pl.Int64, "x": pl.Float64}, Manifest())
@@ -40,7 +40,7 @@ def test_an_incomplete_line_does_not_count(tmp_path: Path) -> None:
         again.append(5, pl.DataFrame({"step": [5], "x": [1.0]}))
         again.gather()
         assert again.last == 5
-    assert rankscope.read(tmp_path).table("t")["step"].to_list() == [0, 1, 5]
+    assert rankscope.read(tmp_path).tables["t"]["step"].to_list() == [0, 1, 5]
 
 
 def test_a_full_disk_loses_the_line_that_it_cannot_take_and_no_other(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import rankscope
 from rankscope.errors import FileError
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.journal import GATHERED, Journal
+from tests.made_trainings import measurement, opened
 from tests.raising import raises
 from tests.runs.test_journal import append
-from tests.trainings import measurement, opened
 
 ONE, TWO = pl.DataFrame({"a": [1, 2]}), pl.DataFrame({"a": [3.5]})
 

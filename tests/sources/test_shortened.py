@@ -108,9 +108,9 @@ def test_sentence_embeddings_stay_what_they_were(mode: str, tmp_path: Path) -> N
     whole, texts = sentence_folder(tmp_path, mode), ["Call me Ishmael.", "The sea is calm and we sail on."]
     net = load(whole)
     whole_sentences: Any = SentenceTransformer(str(whole), device="cpu")
-    cut(net, texts, 1.0).save(tmp_path / "all")
+    cut(net, texts, 1.0).save_model(tmp_path / "all")
     cut_made = cut(net, texts, 0.6)
-    cut_made.save(tmp_path / "small")
+    cut_made.save_model(tmp_path / "small")
     for folder in ("all", "small"):
         again = SentenceTransformer(str(tmp_path / folder), device="cpu")
         if folder == "small":
@@ -127,7 +127,7 @@ def test_image_processors_go_along(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "whole")
     (tmp_path / "whole/preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')
     net: Any = load(tmp_path / "whole")
-    cut(net, net.encode(torch.randn(1, *net.origin.embedding.shape)), 0.6).save(tmp_path / "small")
+    cut(net, net.encode(torch.randn(1, *net.origin.embedding.shape)), 0.6).save_model(tmp_path / "small")
     assert (tmp_path / "small/preprocessor_config.json").read_text() == '{"image_processor_type": "ViTImageProcessor"}'
 
 
@@ -139,7 +139,7 @@ def test_a_list_of_modules_that_cannot_be_followed_is_a_sentence(listed: str, tm
     (tmp_path / "whole/modules.json").write_text(listed)
     found = cut(load(tmp_path / "whole"), torch.randint(3, 60, (1, 6)), 0.6)
     with raises(FileError, "modules.json"):
-        found.save(tmp_path / "small")
+        found.save_model(tmp_path / "small")
     assert not list((tmp_path / "small").iterdir())
 
 

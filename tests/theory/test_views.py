@@ -8,10 +8,10 @@ from rich.console import Console
 
 from rankscope.cli.bounds import reasons_table, summary_table
 from rankscope.explorer.answers import bound_figures, bound_line
-from rankscope.report.tables import certificate_table, failing_table
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
 from rankscope.theory.figures import bounds_chart
+from rankscope.theory.sections import certificate_table, failing_table
 from rankscope.theory.views import bounds_sentence, proved_sentence
 from tests.theory.test_certify import FOUND
 
@@ -25,7 +25,7 @@ MINE = FOUND.table.with_columns(
 def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     found = Certificates(table, FOUND.manifest)
     views = found.views()
-    report, html = certificate_table(found, "san"), found._repr_html_()
+    report, html = certificate_table(found.views(), found.table, "san"), found._repr_html_()
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(summary_table(views), reasons_table(found))
     printed = console.export_text()
@@ -35,9 +35,9 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
         assert row[4] == view.measured and row[5].endswith(view.proved) and row[6] == view.slack
         line = next(line for line in printed.splitlines() if f"{view.theorem} " in line)
         assert view.measured in line and view.proved in line
-        assert all(cell in html and cell in repr(found) for cell in (view.measured, view.proved))
+        assert all(cell in html and cell in str(found) for cell in (view.measured, view.proved))
         assert bound_line(view)["measured"] == view.measured
-    for says, number, limit, theorems in failing_table(found, "san").rows:
+    for says, number, limit, theorems in failing_table(found.table, "san").rows:
         assert limit in printed and number in printed and says.split()[0] in printed and theorems
     panels = len(bounds_chart(found.table).panels)
     assert panels == len({view.quantity for view in met} - {"affine_rank"}) >= 2

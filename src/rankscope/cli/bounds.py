@@ -77,7 +77,7 @@ def bounds(
     if store is not None:
         has_figure = any(quantity != "affine_rank" for quantity in certificates.table["quantity"].unique())
         figures = {"bounds": certificates.plot()} if has_figure else {}
-        write_folder(store, "bounds", certificates.manifest, {"certificates": certificates}, figures)
+        write_folder(store, "bounds", certificates, figures)
     if results.as_json:
         collapse = {name: getattr(depth, name).to_dicts() for name in ("measured", "guaranteed")}
         manifest = certificates.manifest.to_dict()

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from rankscope.cards import counted
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
 from rankscope.cli.inputs import (
@@ -25,7 +24,7 @@ from rankscope.cli.inputs import (
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError
-from rankscope.extras import need
+from rankscope.extras import counted, need
 from rankscope.shipped import MORE_SNAPSHOTS, shipped_model, shipped_models
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from rankscope.live.monitor import Measurement
     from rankscope.live.monitor.measurement import RunWriter
     from rankscope.nets import Transformer
-    from rankscope.runs.training import TrainingRun
+    from rankscope.trainings import TrainingRun
 
 RULE = "checkpoint"  # The rule of the alarm for a checkpoint that could not be measured
 LOGGED = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
@@ -81,7 +80,7 @@ def checkpoints(
     from rankscope.runs import Network
     from rankscope.runs.key import key_of
     from rankscope.runs.manifest import begun
-    from rankscope.runs.training import read_training
+    from rankscope.trainings import read_training
 
     metrics = MeasureTask.parse(options.metrics).metrics
     saved = checkpoints_in(directory)
@@ -198,7 +197,7 @@ def require_same_work(output: Path, key: dict[str, Any]) -> None:
     """Refuse to resume in a folder that holds other work."""
     from rankscope.runs import read
     from rankscope.runs.key import difference
-    from rankscope.runs.training import TRAINING_TABLE
+    from rankscope.trainings.training import TRAINING_TABLE
 
     entry = read(output).entries.get(TRAINING_TABLE) if output.is_dir() else None
     if entry is None:
@@ -219,7 +218,7 @@ def measure_checkpoint(
 
     from rankscope.live.monitor import Alarm, Measurement
     from rankscope.profiles import measure
-    from rankscope.runs.training import TRAINING
+    from rankscope.trainings.training import TRAINING
 
     step = checkpoint.step
     try:
@@ -265,7 +264,7 @@ def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of a profile as a measurement has them: mean, deviation, minimum and maximum over samples."""
     import polars as pl
 
-    from rankscope.runs.training import TRAINING
+    from rankscope.trainings.training import TRAINING
 
     finite = pl.col("value").is_finite()
     good = pl.col("value").filter(finite)
@@ -289,7 +288,7 @@ def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
     """Rows of the loss and learning rate that the trainer logged last, up to the checkpoint's step."""
     import polars as pl
 
-    from rankscope.runs.training import TRAINING
+    from rankscope.trainings.training import TRAINING
 
     values: dict[str, float] = {}
     # There may be no such file, or another trainer may have written it.

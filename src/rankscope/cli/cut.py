@@ -68,7 +68,7 @@ def cut(
         cut_made = cut_network(net, encoded, choice.keep, by, search, loss=loss, seed=seed, progress=tell)
     sizes = None
     if output is not None:
-        small = cut_made.save(output, full_model)
+        small = cut_made.save_model(output, full_model)
         sizes = full_model.num_parameters(), small.num_parameters()
     if printing.as_json:
         return machine(

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rankscope.cards import counted
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, text_fields, title_of
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables, open_store, require_report, with_manifest
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, titled
 from rankscope.errors import SourceError
+from rankscope.extras import counted
 
 if TYPE_CHECKING:
     import polars as pl

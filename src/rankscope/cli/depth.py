@@ -64,9 +64,12 @@ def depth(
     if store is not None:
         from rankscope.depths.figures import printed
 
-        write_folder(store, "depth", card.manifest, card.tables(), {"depth": printed(card.chart, card.sentence)})
+        write_folder(store, "depth", card, {"depth": printed(card.chart, card.sentence)})
     if results.as_json:
-        return machine({"manifest": card.manifest.to_dict(), **card.to_dict()})
+        tables = {name: getattr(card, name).to_dicts() for name in ("layers", "heads", "norms")}
+        told = {"sentence": card.sentence, "notes": list(card.notes)}
+        depths = [effective._asdict() for effective in card.effective_depths]
+        return machine({"manifest": card.manifest.to_dict(), **told, "effective_depths": depths, **tables})
     show_card(card)
     if svg is not None and not results.quiet:
         say_where("Picture", svg)

@@ -9,17 +9,18 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cards import counted
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import split_names
 from rankscope.cli.pages import open_port, say_address
 from rankscope.cli.show import console, machine, sparkline, thinned, titled
+from rankscope.extras import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rankscope.runs.training import Grid, TrainingRun
+    from rankscope.trainings import TrainingRun
+    from rankscope.trainings.training import Grid
 
 EVERY = 1.0  # Seconds between two readings of the folder
 WIDTH, LAYERS, ALARMS = 32, 33, 6  # Characters of a sparkline, layers of a table and alarms that are shown, at most
@@ -46,7 +47,7 @@ def follow(
     It reads what a [bold]Monitor[/bold] or [bold]rankscope checkpoints[/bold] writes, and disturbs neither.
     Ctrl-C ends it. Several runs are shown one below another, or on one page, side by side and each by itself.
     """
-    from rankscope.runs.training import read_training
+    from rankscope.trainings import read_training
 
     trainings = {run: read_training(run) for run in runs}
     names = {run: _names(training, metric) for run, training in trainings.items()}
@@ -80,7 +81,8 @@ def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from rankscope.runs.training import TrainingRun, read_training, stamp
+    from rankscope.trainings import TrainingRun, read_training
+    from rankscope.trainings.training import stamp
 
     out = console()
     marks, trainings = dict[Path, str](), dict[Path, TrainingRun]()
@@ -145,7 +147,7 @@ def heading(training: "TrainingRun") -> str:
 
 def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
     """All that is shown of a run, as a dictionary for --json."""
-    from rankscope.runs.training import NAMES
+    from rankscope.trainings.training import NAMES
 
     grids = {name: training.grid(name) for name in names}
     return {
@@ -188,7 +190,7 @@ def _curves_table(title: str, first: str, note: str = "") -> "Table":
 
 
 def _scalars(training: "TrainingRun") -> "Table":
-    from rankscope.runs.training import title_of
+    from rankscope.trainings.training import title_of
 
     table = _curves_table("", "")
     for name in training.scalars[:8]:
@@ -199,7 +201,7 @@ def _scalars(training: "TrainingRun") -> "Table":
 
 def _layers(grid: "Grid", most: int) -> "Table":
     """A table with a line for each layer, whose sparklines share one scale."""
-    from rankscope.runs.training import NAMES
+    from rankscope.trainings.training import NAMES
 
     rows = list(thinned(list(range(len(grid.layers))), most))
     noise = bool(grid.noise[rows][:, [0, -1]].any()) if grid.steps else False
@@ -236,7 +238,7 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     """Sparklines on one scale; with `log`, a logarithmic one if the values span more than two decades."""
     import numpy as np
 
-    from rankscope.runs.training import decades
+    from rankscope.trainings.training import decades
 
     values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)
     if log and decades(values) > 2:

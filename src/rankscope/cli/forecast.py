@@ -111,7 +111,7 @@ def forecast(
         _write(results.output, result, changes, plane, axes)
     if results.as_json:
         listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-        return machine({**result.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()})
+        return machine({**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()})
     if changes:
         say("")
         console().print(mends_table(changes))
@@ -153,7 +153,7 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
 
     writable_folder(folder)
     listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-    told = {**result.to_dict(), "mends": listed, "map": None if plane is None else plane.to_dicts()}
+    told = {**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()}
     with atomic(folder / "forecast.json") as path:
         path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
     save(result.plot(), folder / "layers")
@@ -179,6 +179,20 @@ def _probability(row: dict[str, Any]) -> str:
     """The probability of a row, with a question mark where it is a guess; a dash where there is none."""
     known = row.get("probability")
     return "–" if known is None else f"{known:.2f}{'?' * bool(row['guess'])}"
+
+
+TOLD = ("probability", "place", "place_spread", "similarity", "unfamiliar", "known", "entries", "share_right")
+
+
+def _told(forecast: "Forecast") -> dict[str, Any]:
+    """The JSON of a forecast."""
+    about = forecast.about()
+    numbers, recipe = about.pop("prediction"), about.pop("recipe")
+    told = {name: numbers[name] for name in TOLD}
+    told |= {name: recipe[name] for name in ("steps", "lr", "batch")}
+    told |= {"nearest": forecast.prediction.nearest.to_dicts(), "table": forecast.table.to_dicts()}
+    del about["learnt_below"]
+    return {**told, **about, "notes": list(forecast.notes)}
 
 
 def _numbers(forecast: "Forecast") -> dict[str, float]:

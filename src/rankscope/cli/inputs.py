@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cards import counted
 from rankscope.cli.names import say_hub, write_aside
 from rankscope.cli.options import NetworkOptions, TextOptions
 from rankscope.errors import ArchitectureError, FileError, MetricError, RankscopeError, SourceError, TokensError, one_of
+from rankscope.extras import counted
 from rankscope.shipped import held_out_images, shipped_model
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.profiles import Reader
-    from rankscope.runs import Manifest, Store
-    from rankscope.runs.tables import SavedTable
+    from rankscope.results import Result as AnyResult
+    from rankscope.runs import Store
 
 Result = TypeVar("Result")
 MOST_VARIANTS = 4  # Variants that a report draws; the whole network is among them
@@ -72,15 +72,20 @@ def require_report(what: str = "a folder with figures and a report", *also: str)
 def write_folder(
     store: "Store",
     entry: str,
-    manifest: "Manifest",
-    tables: "Mapping[str, pl.DataFrame | SavedTable]",
+    result: "AnyResult",
     figures: "Mapping[str, Figure]",
+    also: "Mapping[str, pl.DataFrame] | None" = None,
 ) -> None:
-    """Write the tables, figures and the report of a command."""
+    """Write the result of a command, further tables, its figures and the report."""
+    result.write(store, entry, also)
+    write_figures(store, figures)
+
+
+def write_figures(store: "Store", figures: "Mapping[str, Figure]") -> None:
+    """Write figures and the report of what a folder holds."""
     from rankscope.figures.matplotlib import save
     from rankscope.report import write_report
 
-    store.write(entry, manifest, tables)
     for name, figure in figures.items():
         save(figure, store.folder / name)
     write_report([store.folder], store.folder / "report.html")

@@ -1,11 +1,11 @@
 """`rankscope paths`: which lengths and heads carry a network's output."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
-from rankscope.cli.output import open_store, require_same_network, where_written, write_folder
+from rankscope.cli.output import open_store, require_same_network, where_written, write_figures, write_folder
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, steps, titled
 
 if TYPE_CHECKING:
@@ -111,14 +111,14 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     from rankscope.figures.drawing import plot
     from rankscope.paths.figures import heads_chart, single_paths_chart
 
-    tables = {"lengths": sums.by_length.table}
     figures = {"lengths": sums.by_length.plot()}
-    if sums.heads is not None:
-        single = sums.decomposition.residuals()
-        tables |= {"layers": sums.decomposition.by_layer(), "heads": sums.heads, "single_paths": single}
-        both = heads_chart(sums.heads, "share").beside(heads_chart(sums.heads))
-        figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(single))}
-    write_folder(store, "paths", manifest, tables, figures)
+    if sums.heads is None:
+        store.write("paths", manifest, {"lengths": sums.by_length.table})
+        return write_figures(store, figures)
+    single = sums.decomposition.residuals()
+    both = heads_chart(sums.heads, "share").beside(heads_chart(sums.heads))
+    figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(single))}
+    write_folder(store, "paths", replace(sums.decomposition, given=manifest), figures, {"single_paths": single})
 
 
 def show_paths(sums: PathSums, manifest: "Manifest") -> None:

@@ -9,7 +9,7 @@ from rankscope.cli.show import console, machine, say, say_where, titled
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.runs.spikes import SpikeReport
+    from rankscope.trainings.spike_report import Spikes
 
 SHOWN = 12  # Signals that are shown before each spike
 
@@ -30,8 +30,8 @@ def spikes(
     RUN is what a [bold]Monitor[/bold] wrote, a folder of TensorBoard, or a table by step (CSV, Parquet, JSON lines),
     as W&B exports it. How often a signal does the same when nothing follows is its chance.
     """
-    from rankscope.runs.signals import read_signals, split_loss
-    from rankscope.runs.spikes import order_of_events
+    from rankscope.trainings.signals import read_signals, split_loss
+    from rankscope.trainings.spikes import order_of_events
 
     opt.require_positive(deviations=deviations)
     if results.output is not None:
@@ -54,7 +54,7 @@ def spikes(
         say_where("Spikes and events", results.output)
 
 
-def _table(report: "SpikeReport", index: int) -> "Table":
+def _table(report: "Spikes", index: int) -> "Table":
     """Signals that left their band before a spike, the earliest first."""
     import polars as pl
 
@@ -86,7 +86,7 @@ def _keep_sources(sources: list[Path], folder: Path) -> None:
             raise FileError(f"{path} is read here and would be written over: give -o another folder", subject=str(path))
 
 
-def _write(folder: Path, report: "SpikeReport") -> None:
+def _write(folder: Path, report: "Spikes") -> None:
     """Put the spikes and the events into a folder, as CSV."""
     import polars as pl
 

@@ -89,7 +89,7 @@ def _show(result: "Sweep", folder: Path, report: Path, quiet: bool) -> None:
     for row in result.failed.head(SHOWN).iter_rows(named=True):
         say(f"Cell {row['cell']} failed: {row['reason']}")
     if len(result.failed) > SHOWN:
-        say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).table('cells').")
+        say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).tables['cells'].")
     if not quiet:
         say_where("Table", folder / "sweep.parquet")
         say_where("Report", report)
@@ -108,7 +108,7 @@ def write_figures(result: "Sweep") -> Path:
 def cells_table(result: "Sweep") -> "Table":
     """The first metric of each cell at its last layer, the smallest first: all cells, or both ends."""
     rows, metric = last_layers(result)
-    varied = [factor for factor in result.spec.varied if factor in rows.columns]
+    varied = [factor for factor in result.varied if factor in rows.columns]
     noise = " ○ at its floor: rounding noise." if rows["noise"].any() else ""
     noise += " nan: no number, as after an overflow." if rows["value"].is_nan().any() else ""
     table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.{noise}")
@@ -129,10 +129,12 @@ def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:
     """A row for each cell (factors, and the first metric at its last layer), and the name of the metric."""
     import polars as pl
 
-    metric = result.spec.options.metrics[0]
+    from rankscope.engine.views import metrics_of
+
+    metric = metrics_of(result.manifest)[0]
     rows = result.table.filter(metric=metric)
     rows = rows.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
-    factors = [factor for factor in result.spec.factors if factor != "cell"]
+    factors = [factor for factor in result.factors if factor != "cell"]
     means = rows.group_by("cell", maintain_order=True).agg(
         *(pl.col(factor).first() for factor in factors),
         pl.col("value").mean(),

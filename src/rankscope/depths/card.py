@@ -8,40 +8,42 @@ sentence of the tables. `figures.py` draws them.
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.cards import counted
+from rankscope.depths.figures import caption, depth_chart, printed
 from rankscope.depths.readings import read_forward
 from rankscope.depths.removals import Removals
 from rankscope.depths.summary import EffectiveDepth, effective_depths, means, sentence_of
-from rankscope.depths.tables import sample_tables
-from rankscope.errors import FileError, PathError
+from rankscope.depths.tables import SCHEMAS, sample_tables
+from rankscope.depths.views import ALL_LAYER_COLUMNS, LAYER_COLUMNS, MARKED_COLUMNS, NOISE, Row, norms_sentence
+from rankscope.errors import PathError
+from rankscope.extras import counted
+from rankscope.figures import Chart
 from rankscope.nets.modes import usual_modes
 from rankscope.paths.frozen import require_linear
 from rankscope.paths.two_passes import LayerShares, TwoPasses
 from rankscope.profiles.pass_cost import check_memory
-from rankscope.runs import Manifest, Store, manifest_of, read
+from rankscope.results import Plot, Result, Section, Table, sentence
+from rankscope.runs import Manifest, manifest_of
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
 if TYPE_CHECKING:
-    from rankscope.figures import Chart
     from rankscope.figures.matplotlib import Figure
 
 Progress = Callable[[int, int], None]
 TABLES = ("layers", "heads", "norms")
-ENTRY = "depth"  # What `rankscope depth` calls its results in a run folder
 BACK = 4  # Layers applied to the text in the time that one takes on the way back, about
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DepthCard:
+class DepthCard(Result):
     """What each layer and head of a model does for its output.
 
     Args:
@@ -51,9 +53,11 @@ class DepthCard:
         notes: What is not known, and why: a sentence each.
     """
 
+    kind = "depth"
+    schemas: ClassVar = {f"depth_{name}": schema for name, schema in zip(TABLES, SCHEMAS, strict=True)}
     by_sample: Mapping[str, pl.DataFrame]
     manifest: Manifest
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def layers(self) -> pl.DataFrame:
@@ -102,73 +106,65 @@ class DepthCard:
         """How far all paths are from adding up to the output, relative to it; None where there are no shares."""
         return self.manifest.closure
 
-    @cached_property
-    def chart(self) -> "Chart":
-        """The figure, as both renderers draw it."""
-        from rankscope.depths.figures import depth_chart
+    @property
+    def title(self) -> str:
+        """The model and its size."""
+        return f"DepthCard: {self.name}, {counted(self.layers.height, 'layer')}"
 
+    @cached_property
+    def chart(self) -> Chart:
+        """The figure, as both renderers draw it."""
         return depth_chart(self.layers, self.heads, self.sentence)
 
-    def plot(self, **options: Any) -> "Figure":
-        """Losses, shares, cosines by layer and a map of heads; `options` are those of `figures.plot.plot`."""
-        from rankscope.depths.figures import printed
+    def overview(self) -> Section:
+        """The figure, the sentence, and the layers in a few columns."""
+        known = [effective.sentence for effective in self.effective_depths]
+        table = Table("", list(LAYER_COLUMNS), self._rows(LAYER_COLUMNS))
+        return Section(self.title, self.sentence, [Plot("depth", [("", self.chart)])], [table], known)
 
+    def sections(self) -> list[Section]:
+        """Which layers and heads the output needs: the figure, the layers, and effective depths."""
+        plot = Plot("depth", [("", self.chart)], caption(self.chart))
+        lead = f"{sentence('depth', 'lead')} {self.sentence} {norms_sentence(self.norms)}"
+        headings = list(ALL_LAYER_COLUMNS)
+        marked = {
+            (row, headings.index(heading))
+            for row, values in enumerate(self.layers.to_dicts())
+            for heading, mark in MARKED_COLUMNS.items() if values[mark]
+        }  # fmt: skip
+        cells = [[cell.removesuffix(NOISE) for cell in row] for row in self._rows(ALL_LAYER_COLUMNS)]
+        rows = [[effective.name.replace("_", " "), "–" if effective.value is None else f"{effective.value:.3g}",
+                 effective.definition] for effective in self.effective_depths]  # fmt: skip
+        tables = [
+            Table("Layers", headings, cells, marked, sentence("depth", "layers")),
+            Table("Effective depth", ["", "layers", "what it is"], rows, wordy=True),
+        ]
+        return [Section("Which layers and heads the output needs", lead, [plot], tables, key="depth")]
+
+    def _rows(self, columns: Mapping[str, Callable[[Row], str]]) -> list[list[str]]:
+        return [[cell(row) for cell in columns.values()] for row in self.layers.iter_rows(named=True)]
+
+    def plot(self, *_: Any, **options: Any) -> "Figure":
+        """Losses, shares, cosines by layer and a map of heads; `options` are those of `figures.plot.plot`."""
         return printed(self.chart, **options)
 
     def svg(self) -> str:
         """The figure under the sentence as SVG, for a README."""
-        from rankscope.depths.figures import printed
-
         buffer = io.StringIO()
         printed(self.chart, self.sentence).savefig(buffer, format="svg", metadata={"Date": None})
         return buffer.getvalue()
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the card into a run folder, which `DepthCard.read`, `rankscope.read` and `rankscope report` read."""
-        with Store(folder) as store:
-            self.write(store)
-        return Path(folder)
-
-    def write(self, store: Store) -> None:
-        """Write the card into an open run folder."""
-        store.write(ENTRY, self.manifest, self.tables())
-
-    def tables(self) -> dict[str, pl.DataFrame]:
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
         """The tables by sample, under the names that they have in a run folder."""
         return {f"depth_{name}": self.by_sample[name] for name in TABLES}
 
     @classmethod
-    def read(cls, folder: str | Path) -> "DepthCard":
-        """The card in a run folder, as `save` or `rankscope depth -o` has written it."""
-        run = read(folder)
-        if ENTRY not in run.manifests:
-            raise FileError(f"{folder} must hold a depth card; it has none: rankscope depth -o writes one",
-                            subject=str(folder))  # fmt: skip
-        manifest = run.manifests[ENTRY]
-        tables = {name: run.table(f"depth_{name}") for name in TABLES}
-        return cls(tables, manifest, tuple(manifest.networks[0].checks.get("notes", ())))
-
-    def to_dict(self) -> dict[str, Any]:
-        """All that the card shows, for JSON."""
-        return {
-            "sentence": self.sentence,
-            "effective_depths": [effective._asdict() for effective in self.effective_depths],
-            "notes": list(self.notes),
-            "layers": self.layers.to_dicts(), "heads": self.heads.to_dicts(), "norms": self.norms.to_dicts(),
-        }  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"DepthCard: {self.sentence}"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: figure, table and sentences."""
-        from rankscope.cards import card
-        from rankscope.depths.views import LAYER_COLUMNS
-
-        rows = [[cell(row) for cell in LAYER_COLUMNS.values()] for row in self.layers.iter_rows(named=True)]
-        title = f"DepthCard: {self.name}, {counted(self.layers.height, 'layer')}"
-        known = [effective.sentence for effective in self.effective_depths]
-        return card(title, self.plot, list(LAYER_COLUMNS), rows, [self.sentence, *known, *self.notes])
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The card of these tables; of earlier versions the manifest has the notes."""
+        known = manifest.networks[0].checks.get("notes", ()) if manifest.networks else ()
+        by_sample = {name: tables[f"depth_{name}"] for name in TABLES}
+        return cls(by_sample, manifest, tuple(about.get("notes", known)))
 
 
 @usual_modes()

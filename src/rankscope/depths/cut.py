@@ -15,11 +15,11 @@ that `one_shot` finds their best set.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import polars as pl
 import torch
@@ -29,6 +29,8 @@ from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
 from rankscope.errors import ArchitectureError, SourceError, one_of
 from rankscope.nets import Transformer
 from rankscope.nets.modes import usual_modes
+from rankscope.results import Result, Section, Table
+from rankscope.runs import Manifest, manifest_of
 from rankscope.shapes import Bool, Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -67,12 +69,17 @@ def fidelity_of(Y: Tokens, Z: Tokens, valid: Bool[Tensor, "batch token"]) -> Fid
     return Fidelity(float(errors.mean()), float(((cosines * valid).sum(1) / valid.sum(1)).mean()))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Cut:
-    """A smaller network, and how it was chosen: see `cut`."""
+SCORES = {"round": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "layers": pl.String, "score": pl.Float64}
+"""The columns of the table of scores as it is saved; those that a search does not have are null."""
 
-    original: Transformer
-    net: Transformer
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cut(Result):
+    """A smaller network, and how it was chosen: see `cut`. One that was read from a folder has no networks."""
+
+    kind = "cut"
+    schemas: ClassVar = {"cut_scores": SCORES}
+    networks: tuple[Transformer, Transformer] | None  # The whole one and the smaller one
     by: str
     search: str
     layers: tuple[int, ...]  # Taken out, numbered from 1, in the order in which they went
@@ -81,26 +88,59 @@ class Cut:
     """One row for each layer (or head) and round: round · layer · (head) · score; of an exact search for each set:
     layers · score."""
     fidelity: Fidelity  # On the tokens that it was chosen on
-
-    def __repr__(self) -> str:
-        return f"Cut({self.sentence})"
+    manifest: Manifest
+    sentence: str  # What was taken out, and what the output lost by it
+    notes: tuple[str, ...] = ()
 
     @property
-    def sentence(self) -> str:
-        """What was taken out, and what the output lost by it."""
-        error, cosine = self.fidelity
-        if self.heads:
-            real = "removed" if self.net.arch.heads < self.original.arch.heads else "silenced, not removed"
-            what = f"{len(self.heads)} of {self.original.arch.layers * self.original.arch.heads} heads {real}"
-        elif self.layers:
-            *most, last = map(str, sorted(self.layers))
-            listed = f"s {', '.join(most)} and {last}" if most else f" {last}"
-            what = f"without layer{listed} ({self.net.arch.layers} of {self.original.arch.layers} left)"
-        else:
-            what = "nothing taken out"
-        return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"
+    def original(self) -> Transformer:
+        """The whole network; raises ArchitectureError where the cut was read from a folder."""
+        return self._networks()[0]
 
-    def save(self, folder: str | Path, model: nn.Module | None = None) -> Any:
+    @property
+    def net(self) -> Transformer:
+        """The smaller network; raises ArchitectureError where the cut was read from a folder."""
+        return self._networks()[1]
+
+    def _networks(self) -> tuple[Transformer, Transformer]:
+        if self.networks is None:
+            what = "this one was read from a folder, which has its scores alone: cut again"
+            raise ArchitectureError(f"a cut has its networks where it was made; {what}", subject="networks")
+        return self.networks
+
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """All scores."""
+        missing = [pl.lit(None, kind).alias(name) for name, kind in SCORES.items() if name not in self.scores.columns]
+        return {"cut_scores": self.scores.with_columns(missing).select(list(SCORES))}
+
+    def about(self) -> dict[str, Any]:
+        """What was taken out, how it was chosen, and what is left of the output."""
+        chosen = {"by": self.by, "search": self.search, "layers": list(self.layers), "heads": list(self.heads)}
+        return {**chosen, "columns": self.scores.columns, "sentence": self.sentence, **self.fidelity._asdict()}
+
+    @classmethod
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The cut of these scores, without its networks."""
+        scores = tables["cut_scores"].select(about["columns"])
+        heads = tuple((int(layer), int(head)) for layer, head in about["heads"])
+        fidelity = Fidelity(float(about["relative_error"]), float(about["cosine"]))
+        layers = tuple(about["layers"])
+        return cls(None, about["by"], about["search"], layers, heads, scores, fidelity, manifest, about["sentence"])
+
+    @property
+    def title(self) -> str:
+        """How what goes was chosen."""
+        return f"Cut by {self.by}, {self.search.replace('_', ' ')}"
+
+    def sections(self) -> list[Section]:
+        """What was taken out, and the scores of what could go."""
+        columns, shown = self.scores.columns, self.scores.sort("score") if self.search == "exact" else self.scores
+        rows = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in shown.rows()]
+        sentence = f"{self.sentence[0].upper()}{self.sentence[1:]}."
+        return [Section("What was taken out", sentence, tables=[Table("Scores", columns, rows)])]
+
+    def save_model(self, folder: str | Path, model: nn.Module | None = None) -> Any:
         """Write the smaller model into a new or empty folder that transformers loads, and return it.
 
         Beside config, weights and tokenizer the folder gets what the folder of the whole model says of its use:
@@ -124,11 +164,28 @@ class Cut:
             advice = "cut.net.save(folder) writes the network itself"
             raise SourceError(f"no model of transformers holds a network that {reason}: {advice}", subject="model")
         if model is None and origin.weights == "given":
-            message = "the network was loaded from a model in memory; save(folder, model) takes that model"
+            message = "the network was loaded from a model in memory; save_model(folder, model) takes that model"
             raise SourceError(message, subject="model")
         full_model = original(origin.name, **_revision(origin)) if model is None else model
         location = None if origin.weights == "given" else locate(origin.name, _revision(origin))
         return write_shortened(full_model, self.original, self.layers, folder, location=location)
+
+
+def _sentence(
+    whole: Transformer, small: Transformer, layers: Sequence[int], heads: Sequence[Any], kept: Fidelity
+) -> str:
+    """What was taken out, and what the output lost by it."""
+    error, cosine = kept
+    if heads:
+        real = "removed" if small.arch.heads < whole.arch.heads else "silenced, not removed"
+        what = f"{len(heads)} of {whole.arch.layers * whole.arch.heads} heads {real}"
+    elif layers:
+        *most, last = map(str, sorted(layers))
+        listed = f"s {', '.join(most)} and {last}" if most else f" {last}"
+        what = f"without layer{listed} ({small.arch.layers} of {whole.arch.layers} left)"
+    else:
+        what = "nothing taken out"
+    return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"
 
 
 def _revision(origin: Any) -> dict[str, Any]:
@@ -196,7 +253,12 @@ def cut(
     if not bool(scores["score"].is_finite().all()):
         raise ArchitectureError(f"{by} must be finite numbers; the network gives others on these tokens", subject="by")
     small = net.without(layers=layers, heads=heads)
-    return Cut(net, small, by, search, tuple(layers), tuple(heads), scores, fidelity(net, small, sample.X, padding))
+    kept = fidelity(net, small, sample.X, padding)
+    described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
+    dtype, origin = str(net.dtype).removeprefix("torch."), None if net.origin is None else net.origin.described()
+    manifest = manifest_of(described, str(net.device), "as given", dtype, [], {}).adding(seed=seed, origin=origin)
+    told = _sentence(net, small, layers, heads, kept)
+    return Cut((net, small), by, search, tuple(layers), tuple(heads), scores, kept, manifest, told)
 
 
 def _left(count: int, keep: float) -> int:

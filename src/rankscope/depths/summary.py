@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from rankscope.cards import counted
 from rankscope.depths.tables import MARKS
+from rankscope.extras import counted
 
 MOST_OF_IT = 0.95  # The part of all losses that the layers of `layers_for_most` have
 LITTLE = 0.01  # The change of the output below which a head can be spared

@@ -48,7 +48,7 @@ def sample_tables(
             columns = _head_shares(through, head) | _lost(losses.get((layer, head)))
             columns |= {name: values[:, head] for name, values in of_heads.items()}
             heads.append(_rows({"layer": layer, "head": head}, columns))
-    norms = [pl.DataFrame(schema={name: _kind(name) for name in NORM_COLUMNS})]
+    norms = [pl.DataFrame(schema=SCHEMAS[2])]
     for norm in forward.norms:
         ranks: Columns = {"rank_before": norm.before, "rank_after": norm.after, "rank_doubtful": norm.doubtful}
         norms.append(_rows({"layer": norm.layer, "norm_name": norm.norm}, ranks))
@@ -61,6 +61,10 @@ def sample_tables(
 def _kind(name: str) -> Any:
     """The type of a column."""
     return PLACES.get(name, pl.Boolean if name in MARKS else pl.Float64)
+
+
+SCHEMAS = [{name: _kind(name) for name in columns} for columns in (LAYER_COLUMNS, HEAD_COLUMNS, NORM_COLUMNS)]
+"""The columns of the tables of layers, heads and norms, and their types."""
 
 
 def _rows(place: Mapping[str, Any], columns: Columns) -> pl.DataFrame:

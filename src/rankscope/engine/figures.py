@@ -13,7 +13,8 @@ from rankscope.engine.views import Levels, SweepView
 from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
-from rankscope.runs.figures import ends, metric_title
+from rankscope.profiles.figures import metric_title
+from rankscope.trainings.figures import ends
 
 PANELS = 6  # panels at most; of more levels the ends and some between
 CELLS = 2000  # cells that are drawn as points at most

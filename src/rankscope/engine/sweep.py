@@ -10,29 +10,32 @@ Tables are made from the journals, in the order of the specification: they do no
 there were, on which was first, or on how often the run was interrupted.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Self
 
 import polars as pl
 
-from rankscope.engine.cluster import STUCK_AFTER, Cluster
+from rankscope.engine.cluster import STUCK_AFTER
+from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
+from rankscope.engine.sections import Swept, ends_table, sweep_sections, sweep_sentences
 from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
-from rankscope.engine.views import view_of
+from rankscope.engine.views import SweepView, metrics_of, view_of
 from rankscope.engine.work import TABLES, CellOutcome, LocalProcesses
 from rankscope.errors import SweepError
+from rankscope.extras import counted
+from rankscope.figures import Chart
 from rankscope.files import undisturbed
-from rankscope.runs import Manifest, Store, read
+from rankscope.results import Plot, Result, Section
+from rankscope.results.plain import plain_value
+from rankscope.runs import Manifest, Run, Store, read
 from rankscope.runs.journal import Journal
 from rankscope.runs.key import digest, key_of
 from rankscope.runs.manifest import begun
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ENTRY, JOURNAL = "sweep", "kept"
 STATUS = {"step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64}
@@ -41,42 +44,93 @@ KEY_DIGITS = 24  # of a cell's key: no two of a million cells have the same
 Progress = Callable[[int, int], None]  # Called with the number of cells that are done, and of all
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep that has been run: its folder, its specification and its tables."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Sweep(Result):
+    """A sweep that has been run: its tables."""
 
-    run: Path
-    spec: Spec
+    kind = "sweep"
+    schemas: ClassVar = {
+        "sweep": {"cell": pl.Int64, **TABLES["sweep"]},
+        "cells": {"cell": pl.Int64, "done": pl.Boolean, "reason": pl.String, "seconds": pl.Float64},
+        **{name: {"cell": pl.Int64, **TABLES[name]} for name in ("sweep_paths", "sweep_certificates")},
+    }  # and in each a column for each factor
+    optional = ("sweep_paths", "sweep_certificates")
+    grows = True
     table: pl.DataFrame  # All rows of `measure`, a column for each factor
     cells: pl.DataFrame  # A row for each cell: `cell` (its number), factors, `done`, `reason`, `seconds`
+    manifest: Manifest
+    further: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # `sweep_paths`, `sweep_certificates`, if asked
+    run: Path = Path()  # The folder
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """Rows, cells, and what else was asked for."""
+        return {"sweep": self.table, "cells": self.cells, **self.further}
+
+    @classmethod
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The sweep of these tables."""
+        further = {name: table for name, table in tables.items() if name in cls.optional}
+        return cls(tables["sweep"], tables["cells"], manifest, further)
+
+    @classmethod
+    def of_run(cls, run: Run, entry: str) -> Self:
+        """The sweep in a run folder; what is shown of it checks its tables."""
+        tables = {name: run.table(name) for name in cls.schemas if run.has(name)}
+        manifest = run.manifests.get(entry, Manifest())
+        return replace(cls.made_of(tables, manifest, {}), run=run.folder)
+
+    @property
+    def factors(self) -> list[str]:
+        """All factors, in the order of the specification."""
+        return list(self.manifest.more.get("factors", ()))
+
+    @property
+    def varied(self) -> list[str]:
+        """The factors that differ between cells."""
+        return list(self.manifest.more.get("varied", ()))
 
     @property
     def failed(self) -> pl.DataFrame:
         """The cells without numbers, with their `reason`."""
         return self.cells.filter(pl.col("reason").is_not_null())
 
-    def plot(
-        self,
-        metric: str | None = None,
-        *,
-        ax: "Iterable[Axes] | None" = None,
-        figsize: tuple[float, float] | None = None,
-    ) -> "Figure":
-        """Draw a metric by layer in small multiples and, below, at the last layer factor by factor.
+    def view(self, metric: str | None = None) -> SweepView:
+        """What is shown of a metric, the first if left out."""
+        return view_of(self.table, self.cells, self.manifest, metric, str(self.run))
 
-        `metric` is the first of the sweep if left out. The figure is new, of `figsize` inches, or goes into
-        as many axes `ax` as it has panels.
-        """
-        from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
-        from rankscope.figures.drawing import plot
+    @cached_property
+    def swept(self) -> Swept:
+        """What a page shows: every metric, and what failed."""
+        first = self.view()
+        views = {name: first if name == first.metric else self.view(name) for name in metrics_of(self.manifest)}
+        done = int(self.cells["done"].sum())
+        return Swept(views or {first.metric: first}, self.failed, len(self.cells), done)
 
-        view = view_of(read(self.run), metric)
-        charts = [sweep_curves_chart(view, *view.arranged, most=4), sweep_levels_chart(view, most=4)]
-        return plot(*(chart for chart in charts if chart.panels), ax=ax, figsize=figsize)
-
-    def __repr__(self) -> str:
+    @property
+    def title(self) -> str:
+        """How many cells have numbers."""
         done, failed = int(self.cells["done"].sum()), len(self.failed)
-        return f"Sweep({done - failed} of {len(self.cells)} cells, {failed} failed, {self.run})"
+        return f"Sweep: {done - failed} of {counted(len(self.cells), 'cell')}, {failed} failed, in {self.run}"
+
+    def charts(self, metric: str | None = None) -> list[Chart]:
+        """A metric (the first, if left out) by layer in small multiples and, below, by factor at the last layer."""
+        view = self.view(metric)
+        both = [sweep_curves_chart(view, *view.arranged, most=4), sweep_levels_chart(view, most=4)]
+        return [chart for chart in both if chart.panels]
+
+    def overview(self) -> Section:
+        """What came of it: the ends, what matters, what failed."""
+        view = self.view()
+        if not len(view.cells):
+            return Section(self.title, sweep_sentences(self.swept))
+        plots = [Plot("sweep", [("", chart)]) for chart in self.charts()]
+        return Section(self.title, sweep_sentences(self.swept), plots, [ends_table(view)])
+
+    def sections(self) -> list[Section]:
+        """By layer, factor by factor, every cell, and what failed."""
+        return sweep_sections(self.swept)
 
 
 def sweep(
@@ -132,7 +186,7 @@ def sweep(
     device = "cuda" if gpus_per_cell else "cpu"
     keys = keys_of(spec, checksums, threads, device)
     manifest = begun(device).adding(
-        command=command, asked=asdict(spec.options), factors=spec.factors, varied=spec.varied
+        command=command, **plain_value({"asked": asdict(spec.options), "factors": spec.factors, "varied": spec.varied})
     )
     connection, inputs_kind = _engine(on, workers, threads, gpus_per_cell, stuck_after)
     with connection as engine, Store(run) as store:
@@ -154,8 +208,8 @@ def sweep(
                 with undisturbed():
                     journal.gather()
                 tables = _tables(spec, keys, journal)
-                store.write(ENTRY, manifest, tables)
-    return Sweep(Path(run), spec, tables["sweep"], tables["cells"])
+                store.write(ENTRY, manifest, tables, kind=Sweep.kind)
+    return replace(Sweep.made_of(tables, manifest, {}), run=Path(run))
 
 
 def keys_of(spec: Spec, checksums: FileChecksums, threads: int, device: str) -> list[str]:
@@ -244,4 +298,4 @@ def _engine(
     """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
         return nullcontext(LocalProcesses(workers, threads, gpus)), SharedInputs
-    return Cluster.named(on, workers, threads, gpus, stuck_after), RaySharedInputs
+    return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs

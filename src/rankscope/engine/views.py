@@ -16,7 +16,7 @@ import polars as pl
 
 from rankscope.engine import factors
 from rankscope.errors import FileError, one_of
-from rankscope.runs import Run
+from rankscope.runs import Manifest
 
 MOST_LEVELS, BINS = 9, 5  # a factor of more numbers than these levels has them gathered into bins of equal size
 WIDE = 2.0  # decades from which on the axis is logarithmic
@@ -148,18 +148,27 @@ class SweepView:
         return max(0.0, 1.0 - (within / free) / (total / (len(ranks) - 1)))
 
 
-def view_of(run: Run, metric: str | None = None) -> SweepView:
-    """A metric of the sweep in a run folder; the first that was asked for where none is named."""
-    rows, cells = run.table("sweep"), run.table("cells")
-    varied = run.manifests["sweep"].more.get("varied") if "sweep" in run.manifests else None
+def view_of(
+    rows: pl.DataFrame, cells: pl.DataFrame, manifest: Manifest, metric: str | None = None, where: str = "the tables"
+) -> SweepView:
+    """A metric of a sweep; the first that was asked for where none is named.
+
+    Args:
+        rows: The table `sweep`.
+        cells: The table `cells`.
+        manifest: That of the sweep.
+        metric: The metric.
+        where: The folder, for errors.
+    """
+    varied = manifest.more.get("varied")
     missing = NEEDED["sweep"] - set(rows.columns) | (NEEDED["cells"] | set(varied or ())) - set(cells.columns)
     if missing or varied is None:
         lacking = ", ".join(sorted(missing)) or "their manifest"
-        raise FileError(f"{run.folder} must hold a sweep; its tables lack {lacking}: run `rankscope sweep` again")
-    metrics = metrics_of(run) or rows["metric"].unique().to_list()
+        raise FileError(f"{where} must hold a sweep; its tables lack {lacking}: run `rankscope sweep` again")
+    metrics = metrics_of(manifest) or rows["metric"].unique().to_list()
     name = metrics[0] if metric is None else metric
     if name not in metrics:
-        raise FileError(one_of(f"a metric of {run.folder}", name, metrics), subject="metric")
+        raise FileError(one_of(f"a metric of {where}", name, metrics), subject="metric")
     means = (
         rows.filter(metric=name)
         .group_by("cell", "layer", maintain_order=True)
@@ -174,7 +183,6 @@ def view_of(run: Run, metric: str | None = None) -> SweepView:
     return SweepView(name, [factor for factor in varied if measured[factor].n_unique() > 1], measured, means)
 
 
-def metrics_of(run: Run) -> list[str]:
+def metrics_of(manifest: Manifest) -> list[str]:
     """The metrics that a sweep was asked for, in that order."""
-    more: dict[str, Any] = run.manifests["sweep"].more if "sweep" in run.manifests else {}
-    return list(more.get("asked", {}).get("metrics", []))
+    return list(manifest.more.get("asked", {}).get("metrics", []))

@@ -27,10 +27,12 @@ from rankscope.explorer import pages
 from rankscope.explorer.guard import Guard
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
-from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves, side_by_side
-from rankscope.runs.signals import run_events, run_loss
-from rankscope.runs.spikes import SpikeReport, find_spikes
-from rankscope.runs.training import TrainingRun, decades, read_training, stamp, title_of
+from rankscope.trainings import TrainingRun, read_training
+from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves, side_by_side
+from rankscope.trainings.signals import run_events, run_loss
+from rankscope.trainings.spike_report import Spikes
+from rankscope.trainings.spikes import find_spikes
+from rankscope.trainings.training import decades, stamp, title_of
 
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
 SPIKES, EVENTS = 4, 8  # Spikes that are shown, the latest ones, and signals before each, at most
@@ -134,9 +136,9 @@ class KnownEvents:
 
     def __init__(self) -> None:
         self._lock = Lock()  # a request waits for what another one is looking for
-        self._found: dict[str | Path, tuple[int, SpikeReport | None]] = {}  # with the number of measurements of the run
+        self._found: dict[str | Path, tuple[int, Spikes | None]] = {}  # with the number of measurements of the run
 
-    def of(self, folder: str | Path, training: TrainingRun) -> SpikeReport | None:
+    def of(self, folder: str | Path, training: TrainingRun) -> Spikes | None:
         """The spikes of the run in a folder and what came before each; None if it has no loss."""
         loss, length = run_loss(training), len(training.steps)
         if loss is None:
@@ -151,7 +153,7 @@ class KnownEvents:
         return None if report is None else replace(report, spikes=spikes)  # the last one may have come to last longer
 
 
-def described_spikes(report: SpikeReport | None) -> dict[str, Any]:
+def described_spikes(report: Spikes | None) -> dict[str, Any]:
     """All that the page says of the loss spikes of a run, the latest first; nothing if there is none."""
     if report is None:
         return {"count": 0, "spikes": []}

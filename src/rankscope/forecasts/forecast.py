@@ -8,10 +8,10 @@ those readings that can be had without its architecture.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
@@ -21,11 +21,11 @@ from rankscope.errors import ArchitectureError, LabError, RankscopeError, Source
 from rankscope.forecasts.calibration import LEARNT, STEPS
 from rankscope.forecasts.changes import PARTS, changes
 from rankscope.forecasts.figures import layers_chart
-from rankscope.forecasts.layers import by_layer
+from rankscope.forecasts.layers import SCHEMA, by_layer, filled_table
 from rankscope.forecasts.live_module import LivePlan, read_module
 from rankscope.forecasts.live_passes import LossOfBatch
-from rankscope.forecasts.plan import Plan, adapted_to_task, point_of, with_architecture
-from rankscope.forecasts.predictor import Prediction, Predictor
+from rankscope.forecasts.plan import Plan, SavedPlan, adapted_to_task, point_of, with_architecture
+from rankscope.forecasts.predictor import NEAREST_SCHEMA, Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
 from rankscope.lab import Initialisation, Recipe
 from rankscope.lab.tasks import UNLABELLED, Task
@@ -35,9 +35,9 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.modes import CPU, usual_modes
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from rankscope.results import Plot, Result, Section, Table
+from rankscope.runs import Manifest, Network
+from rankscope.runs.manifest import begun
 
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved
@@ -46,8 +46,8 @@ OPTIMISER = "AdamW, its rate rising over 5% of the steps and then falling to zer
 DEEPEST = 256  # The largest depth that is asked about
 
 
-@dataclass(frozen=True)
-class Forecast:
+@dataclass(frozen=True, repr=False, eq=False)
+class Forecast(Result):
     """What is expected of a network, and what it is expected from.
 
     Args:
@@ -64,15 +64,19 @@ class Forecast:
         notes: Conditions that the numbers stand under, each a sentence.
         doubts: The notes that make the probability and the place guesses: each names a way in which no trained
             network was like this one.
+        manifest: What was forecast with what.
     """
 
-    plan: Plan | LivePlan
+    kind = "forecast"
+    schemas: ClassVar = {"forecast": SCHEMA, "forecast_nearest": NEAREST_SCHEMA}
+    plan: Plan | LivePlan | SavedPlan
     table: pl.DataFrame
     readings: dict[str, float]
     prediction: Prediction
     exponents: dict[str, float]
     notes: tuple[str, ...]
     doubts: tuple[str, ...] = ()
+    manifest: Manifest = field(default_factory=Manifest)
 
     @property
     def design(self) -> Plan:
@@ -81,6 +85,9 @@ class Forecast:
         Raises:
             ArchitectureError: The forecast is of a module whose architecture is not known.
         """
+        if isinstance(self.plan, SavedPlan):
+            message = "changes, depths and maps need a network; this forecast was read from a folder: forecast anew"
+            raise ArchitectureError(message, subject="subject")
         if isinstance(self.plan, LivePlan):
             raise ArchitectureError(
                 f"changes, depths and maps need an Architecture; {self.plan.name} was forecast as a module, of which "
@@ -108,6 +115,8 @@ class Forecast:
     def learnt_below(self) -> float:
         """The final loss below which the network has learnt something of its inputs: that of guessing labels by their
         frequencies, less `LEARNT` nats. NaN for a task of which no design was trained, and for a module's own loss."""
+        if isinstance(self.plan, SavedPlan):
+            return self.plan.learnt_below
         if isinstance(self.plan, LivePlan):
             return math.nan
         task = self.plan.task
@@ -116,6 +125,8 @@ class Forecast:
     @cached_property
     def verdict(self) -> list[str]:
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
+        if isinstance(self.plan, SavedPlan):
+            return list(self.plan.verdict)
         return sentences(self.plan, self.table, self.readings, self.prediction, self.notes, self.doubts)
 
     def mends(
@@ -195,28 +206,61 @@ class Forecast:
             low, high = (middle, high) if learns(middle) else (low, middle)
         return low
 
-    def plot(self, **options: Any) -> "Figure":
-        """Tokens and gradients by layer, measured beside theory; `options` are those of `figures.plot.plot`."""
-        from rankscope.figures.drawing import plot
+    @property
+    def title(self) -> str:
+        """What is forecast to learn what."""
+        chance = f"probability {self.probability:.2f}{', as a guess' if self.doubts else ''}"
+        return f"Forecast: {self.plan.task_name}, {self.steps:,} steps, {chance}"
 
-        return plot(layers_chart(self.table, self.verdict[0]), **options)
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """Tokens and gradients by layer, and the trained networks that are most similar."""
+        return {"forecast": self.table, "forecast_nearest": self.prediction.nearest}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything but weights, for JSON."""
-        nearest, recipe = self.prediction.nearest.to_dicts(), self.plan.recipe
-        contents = {
-            "probability": self.probability, "place": self.place, "place_spread": self.prediction.place_spread,
-            "similarity": self.prediction.similarity, "nearest": nearest, "verdict": self.verdict,
-            "exponents": self.exponents, "notes": list(self.notes), "doubts": list(self.doubts),
-            "table": self.table.to_dicts(), "readings": self.readings, "architecture": self.plan.description,
-            "task": self.plan.task_name, "steps": recipe.steps, "lr": recipe.lr, "batch": recipe.batch,
-            "seed": self.plan.seed, "unfamiliar": list(self.prediction.unfamiliar), "known": self.prediction.known,
-            "entries": self.prediction.entries, "share_right": self.prediction.share_right,
+    def sections(self) -> list[Section]:
+        """What is expected: the sentences, tokens and gradients by layer, and the nearest trained networks."""
+        drawn = [] if self.table.is_empty() else [Plot("forecast", [("", layers_chart(self.table, self.verdict[0]))])]
+        rows = [
+            [str(number), f"{similarity:.3g}", task, f"{loss:.3g}", "yes" if learns else "no"]
+            for number, similarity, task, loss, learns in self.prediction.nearest.iter_rows()
+        ]
+        nearest = Table(
+            "Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows
+        )
+        first, *further = self.verdict
+        return [Section("What is expected of a training", first, drawn, [nearest], further)]
+
+    def overview(self) -> Section:
+        """The sentences, and the figure."""
+        return replace(self.sections()[0], tables=[])
+
+    def about(self) -> dict[str, Any]:
+        """Numbers and sentences of the forecast, and what it is of; no weights."""
+        prediction = {name: value for name, value in vars(self.prediction).items() if name != "nearest"}
+        return {
+            "prediction": prediction, "exponents": self.exponents, "doubts": list(self.doubts),
+            "readings": self.readings, "verdict": self.verdict, "learnt_below": self.learnt_below,
+            "architecture": self.plan.description, "task": self.plan.task_name, "seed": self.plan.seed,
+            "recipe": asdict(self.plan.recipe),
         }  # fmt: skip
-        return contents
 
-    def __repr__(self) -> str:
-        return "\n".join(self.verdict)
+    @classmethod
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The forecast of these tables, without its network."""
+        told = dict(about["prediction"])
+        unfamiliar = tuple(told.pop("unfamiliar"))
+        numbers: dict[str, Any] = {
+            name: value if name in ("known", "entries") else float(value) for name, value in told.items()
+        }
+        prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **numbers)
+        recipe = Recipe(**{**about["recipe"], "frozen": tuple(about["recipe"]["frozen"])})
+        plan = SavedPlan(about["architecture"], about["task"], recipe, about["seed"], tuple(about["verdict"]),
+                         float(about["learnt_below"]))  # fmt: skip
+        readings, exponents = (
+            {name: float(x) for name, x in about[part].items()} for part in ("readings", "exponents")
+        )
+        notes, doubts = tuple(about["notes"]), tuple(about["doubts"])
+        return cls(plan, tables["forecast"], readings, prediction, exponents, notes, doubts, manifest)
 
 
 @dataclass(frozen=True)
@@ -348,7 +392,8 @@ def _of_module(
     prediction = Predictor.shipped().predict(read.point)
     doubts = _doubts(read.plan, prediction)
     notes = [GIVEN, *read.notes, *_unknown(prediction), *doubts]
-    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes), doubts)
+    manifest = begun("cpu").adding(networks=(Network(model=read.plan.description),), seed=seed)
+    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes), doubts, manifest)
 
 
 def _check(lr: float, **counts: int) -> None:
@@ -374,9 +419,10 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     model = plan.model()
     point = point_of(model, plan.task, plan.recipe, plan.seed)
     prediction = Predictor.shipped().predict(point)
-    table, exponents, layer_notes = by_layer(model, plan) if layers else (pl.DataFrame(), {}, [])
+    table, exponents, layer_notes = by_layer(model, plan) if layers else (filled_table({"layer": []}), {}, [])
     doubts = _doubts(plan, prediction)
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *doubts), doubts)
+    manifest = begun("cpu").adding(networks=(Network(architecture=plan.description),), seed=plan.seed)
+    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *doubts), doubts, manifest)
 
 
 def _task(task: str | Task, tokens: int | None) -> Task:

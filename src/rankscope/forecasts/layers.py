@@ -29,6 +29,8 @@ SAMPLES = 2  # Samples of a batch that are followed: each costs two forward and 
 KINDS = ("query", "key", "value", "output", "mlp")
 COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
 
+SCHEMA = {name: {"layer": pl.Int64, "phase": pl.String}.get(name, pl.Float64) for name in COLUMNS}
+
 
 def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataFrame, dict[str, float], list[str]]:
     """(The table of a `Forecast`, its exponents, notes on what theory has no rule for).
@@ -77,7 +79,7 @@ def filled_table(columns: dict[str, Any]) -> pl.DataFrame:
     """The table of a `Forecast`: these columns, NaN in all others, and no phase where none is given."""
     height = len(columns["layer"])
     empty = {name: [""] * height if name == "phase" else [math.nan] * height for name in COLUMNS}
-    return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS})
+    return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS}, schema_overrides=SCHEMA)
 
 
 def _log_curve(curve: Tensor, profile: Any, metric: str) -> list[float]:

@@ -102,6 +102,27 @@ class Plan:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class SavedPlan:
+    """What a forecast that was read from a folder knows of its network and training: no weights, and no task.
+
+    Args:
+        description: The network as its fields.
+        task_name: What is learnt, by name.
+        recipe: Steps, learning rate and batch of its training.
+        seed: What weights were drawn from.
+        verdict: What is expected, in sentences.
+        learnt_below: The final loss below which the network has learnt something; NaN where that is not known.
+    """
+
+    description: dict[str, Any]
+    task_name: str
+    recipe: Recipe
+    seed: int
+    verdict: tuple[str, ...]
+    learnt_below: float
+
+
 def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Architecture, list[str]]:
     """(The architecture changed to what the task needs, a sentence for each change).
 

@@ -52,6 +52,11 @@ NEAREST = 5  # Trained networks that a prediction names
 SPREAD = math.sqrt(12.0)  # Places are uniform between 0 and 1: times this, their variance is one
 
 
+NEAREST_SCHEMA = {"number": pl.Int64, "similarity": pl.Float64, "task": pl.String, "loss": pl.Float64,
+                  "learns": pl.Boolean}  # fmt: skip
+"""The columns of `Prediction.nearest`."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What trained networks say of another one.

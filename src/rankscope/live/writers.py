@@ -21,7 +21,7 @@ from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.files import append_whole, atomic
 from rankscope.live.monitor.measurement import Measurement
-from rankscope.runs.training import PATHS
+from rankscope.trainings.training import PATHS
 
 __all__ = ["JSONLines", "MLflow", "TensorBoard", "Trackio", "WandB"]
 
@@ -39,7 +39,7 @@ class JSONLines:
         FileError: The file begins with something else.
 
     >>> import tempfile, polars as pl
-    >>> from rankscope.runs.training import TRAINING
+    >>> from rankscope.trainings.training import TRAINING
     >>> writer = JSONLines(Path(tempfile.mkdtemp()) / "measurements.jsonl")
     >>> rows = pl.DataFrame([{"step": 100, "metric": "loss", "value": 0.5}], schema=TRAINING)
     >>> writer(Measurement(100, rows))

@@ -75,13 +75,23 @@ class Architecture(ArchitectureFields):
 
     def __repr__(self) -> str:
         """The call that makes it: fields at their usual value are left out."""
+        return f"Architecture({', '.join(f'{name}={value!r}' for name, value in self.unusual().items())})"
+
+    def unusual(self) -> dict[str, Any]:
+        """The fields that are not at their usual value, by name: those that a call must give."""
         usual = self._usual()
-        written = (
-            f"{field.name}={getattr(self, field.name)!r}"
+        return {
+            field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != usual.get(field.name, field.default)
-        )
-        return f"Architecture({', '.join(written)})"
+        }
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the fields that are not at their usual value."""
+        from rankscope.results.card import card  # with what a notebook has
+
+        rows = [[name.replace("_", " "), str(value)] for name, value in self.unusual().items()]
+        return card("Architecture", None, ("field", ""), rows)
 
     def departures(self) -> list[str]:
         """List in a few words what tells a variant from the full network: parts missing or weighted, and its mask."""

@@ -56,6 +56,15 @@ class Transformer:
         size.append(f"{arch.heads} head{'s'[: arch.heads > 1]}")
         return f"Transformer({', '.join([*name, *size, *arch.departures()])}, {self.dtype} on {self.device})"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, and the fields of its architecture that are not at their usual value."""
+        from rankscope.results.card import card  # with what a notebook has
+
+        described = {} if self.origin is None else self.origin.described()
+        rows = [[str(name).replace("_", " "), str(value)] for name, value in described.items()][:2]
+        rows += [[name.replace("_", " "), str(value)] for name, value in self.arch.unusual().items()]
+        return card(repr(self), None, ("field", ""), rows)
+
     @classmethod
     @usual_modes()
     def random(

@@ -7,6 +7,8 @@ carried to the end by the frozen layers after it. Its inner product with the out
 output>`, A the map of all later layers: one backward pass gives it for every head of every layer.
 """
 
+from typing import Any
+
 import polars as pl
 import torch
 from torch import Tensor
@@ -45,6 +47,13 @@ class _PartTracker(WholeNetwork):
             self.names.append((block.index + 1, "heads" if name == "attention" else name))
             branches = branches | {name: branch._replace(parts=branch.parts[:count])}
         return Terms(torch.cat([super().add(block, half, terms, branches).parts, *new]), self.start)
+
+
+LAYER: dict[str, Any] = {"sample": pl.Int64, "layer": pl.Int64, "part": pl.String, **dict.fromkeys(
+    ("norm", "residual", "share", "residual_share", "cosine"), pl.Float64)}  # fmt: skip
+HEAD: dict[str, Any] = {**dict.fromkeys(("sample", "layer", "head"), pl.Int64), **dict.fromkeys(
+    ("norm", "share", "residual_share", "contraction", "averaging", "dobrushin"), pl.Float64)}  # fmt: skip
+"""The columns of the tables of `by_layer` and `by_head`."""
 
 
 class _HeadRecorder(WholeNetwork):

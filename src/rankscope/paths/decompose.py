@@ -7,24 +7,30 @@ then linear, and every question is a traversal with other rules: sums by length 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
+from rankscope.extras import counted
 from rankscope.nets.modes import usual_modes
 from rankscope.nets.variants import kept_heads
-from rankscope.paths.by_part import by_head, by_layer
+from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
-from rankscope.paths.lengths import ByLength, by_length, closure_of
+from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of
 from rankscope.paths.positions import ByPosition, by_position
+from rankscope.paths.sections import heads_section, lengths_overview, lengths_section
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
+from rankscope.paths.views import counted_paths
+from rankscope.results import Result, Section
+from rankscope.runs import Manifest, manifest_of
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -92,42 +98,97 @@ def decompose(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Decomposition:
-    """A network taken apart into paths: see `decompose`."""
+class Decomposition(Result):
+    """A network taken apart into paths: see `decompose`.
 
-    frozen: Frozen
+    One that was read from a folder has its tables, and no network to ask for further paths.
+    """
+
+    kind = "decomposition"
+    schemas: ClassVar = {"lengths": LENGTHS, "layers": LAYER, "heads": HEAD}
+    network: Frozen | None  # None if it was read from a folder
     variant: str = "as given"
-
-    def __repr__(self) -> str:
-        from rankscope.paths.views import counted_paths
-
-        return f"{self._title}, {counted_paths(sum(counts_along(self.frozen.ways)))} paths"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: its paths by length, which are summed for this."""
-        from rankscope.paths.figures import lengths_card
-
-        lengths = self.by_length()
-        return lengths_card(lengths.table, lengths.closure, self._title)
+    given: Manifest | None = None  # what was run on what; made of the network if left out
+    saved: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # the tables, if they were read
+    known: Mapping[str, Any] = field(default_factory=dict)  # what `about` gave, if it was read
+    notes: tuple[str, ...] = ()
 
     @property
-    def _title(self) -> str:
-        from rankscope.cards import counted
+    def frozen(self) -> Frozen:
+        """The network on its tokens, linear as it was frozen.
 
-        batch, n, _ = self.frozen.X.shape
-        layers, heads = counted(self.layers, "layer"), counted(self.heads, "head")
-        tokens = f"{counted(batch, 'sample')} of up to {counted(n, 'token')}"
-        return f"Decomposition: {layers}, {heads}, {tokens}"
+        Raises:
+            PathError: The decomposition was read from a folder.
+        """
+        if self.network is None:
+            what = "this one was read from a folder, which has tables alone: decompose again"
+            raise PathError(f"paths are asked of a network; {what}", subject="network")
+        return self.network
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What was decomposed, with what."""
+        if self.given is not None:
+            return self.given
+        net, (samples, tokens, _) = self.frozen.net, self.frozen.X.shape
+        described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
+        dtype, checks = str(net.dtype).removeprefix("torch."), {"closure": self.closure}
+        made = manifest_of(described, str(net.device), self.variant, dtype, [], checks)
+        origin = None if net.origin is None else net.origin.described()
+        return made.adding(samples=samples, tokens=tokens, closure=self.closure, origin=origin)
+
+    @cached_property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """Sums by length, by layer and by head."""
+        return self.saved or {"lengths": self._lengths.table, "layers": self.by_layer(), "heads": self.by_head()}
+
+    def about(self) -> dict[str, Any]:
+        """The sizes of the network and its input, the number of paths, and how nearly they add up."""
+        if self.known:
+            return dict(self.known)
+        paths = str(sum(counts_along(self.frozen.ways)))
+        samples, tokens, _ = self.frozen.X.shape
+        sizes = {"layers": self.layers, "heads": self.heads, "samples": samples, "tokens": tokens}
+        return {"variant": self.variant, **sizes, "paths": paths}
+
+    @classmethod
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The decomposition of these tables, without its network."""
+        known = {name: value for name, value in about.items() if name != "notes"}
+        return cls(None, about["variant"], manifest, tables, known)
+
+    @property
+    def title(self) -> str:
+        """The sizes of the network and its input, and the number of paths."""
+        known = self.about()
+        sizes = ", ".join(counted(known[f"{name}s"], name) for name in ("layer", "head", "sample"))
+        paths = counted_paths(int(known["paths"]))
+        return f"Decomposition: {sizes} of up to {counted(known['tokens'], 'token')}, {paths} paths"
+
+    def __repr__(self) -> str:
+        return self.title  # nothing is summed before it is asked for
+
+    def overview(self) -> Section:
+        """Shares and residuals by length, which are summed for this."""
+        return lengths_overview(self.title, self._table_of_lengths, self.closure)
+
+    def sections(self) -> list[Section]:
+        """Which lengths carry the output, and what each head does."""
+        return [lengths_section(self._table_of_lengths, self.closure), heads_section(self.tables["heads"])]
+
+    @property
+    def _table_of_lengths(self) -> pl.DataFrame:
+        return self.saved["lengths"] if self.saved else self._lengths.table
 
     @property
     def layers(self) -> int:
         """The number of layers of the network."""
-        return self.frozen.net.arch.layers
+        return int(self.known["layers"]) if self.known else self.frozen.net.arch.layers
 
     @property
     def heads(self) -> int:
         """The number of heads in each layer."""
-        return self.frozen.net.arch.heads
+        return int(self.known["heads"]) if self.known else self.frozen.net.arch.heads
 
     @property
     def output(self) -> Float[Tensor, "batch token width"]:
@@ -137,7 +198,7 @@ class Decomposition:
     @property
     def closure(self) -> float:
         """How far all terms are from adding up to the output, relative to it."""
-        return self._lengths.closure
+        return (self.manifest.closure or 0.0) if self.saved else self._lengths.closure
 
     @cached_property
     @usual_modes()
@@ -151,12 +212,12 @@ class Decomposition:
     @usual_modes()
     def by_layer(self) -> pl.DataFrame:
         """Everything that passes through the heads, and through the MLP, of each layer (`by_part.py`)."""
-        return by_layer(self.frozen)
+        return self.saved["layers"] if self.saved else by_layer(self.frozen)
 
     @usual_modes()
     def by_head(self) -> pl.DataFrame:
         """Everything that passes through each head, and how it contracts (`by_part.py`)."""
-        return by_head(self.frozen)
+        return self.saved["heads"] if self.saved else by_head(self.frozen)
 
     @usual_modes()
     def by_position(self, query: int | None = -1, *, lengths: bool = False, sizes: bool = False) -> ByPosition:

@@ -1,25 +1,23 @@
-"""Figures and cards of a decomposition: which lengths carry the output, what each head does, single paths.
+"""Figures of a decomposition: which lengths carry the output, what each head does, single paths.
 
 `ByLength`, `Decomposition`, `rankscope paths`, the report and the explorer show what is described here.
 """
 
 import math
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from rankscope.cards import card, counted, lines
 from rankscope.errors import MetricError, one_of
 from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
-from rankscope.paths.views import LengthView, counted_paths, head_means, length_views
+from rankscope.paths.views import counted_paths, head_means, length_views
 
 if TYPE_CHECKING:
-    from rankscope.figures.matplotlib import Figure
+    pass
 
 
 STARTS = {"embedding": ("from the embedding", 0), "bias": ("from biases", 4)}
@@ -168,36 +166,3 @@ def _count(index: int) -> str:
     ('144', '2.3e13')
     """
     return str(index) if index < 10**4 else f"{Decimal(index):.1e}".replace("+", "")
-
-
-HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
-
-
-def lengths_title(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
-    """How many paths there are, and that they add up."""
-    paths = counted_paths(sum(view.paths for view in lengths))
-    return (
-        f"ByLength: {paths} paths of {counted(len(lengths), 'length')}, {counted(samples, 'sample')}, "
-        f"closure {closure:.0e}"
-    )
-
-
-def lengths_repr(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
-    """The number of paths and the share of each length, as text."""
-    rows = [[f"length {view.length}", view.cells["paths"], f"share {view.cells['share']}"] for view in lengths]
-    return lines(lengths_title(lengths, samples, closure), rows)
-
-
-def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) -> str:
-    """Shares and residuals by length."""
-    views = length_views(table)
-    rows = [[view.cells[heading] for heading in HEADINGS] for view in views]
-    title = title or lengths_title(views, table["sample"].n_unique(), closure)
-    note = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
-
-    def draw() -> "Figure":
-        from rankscope.figures.drawing import plot
-
-        return plot(lengths_chart(table))
-
-    return card(title, draw, HEADINGS, rows, [note])

@@ -52,13 +52,14 @@ class Heaviest:
     explored: int  # the number of beginnings of paths that were computed
 
     def __repr__(self) -> str:
-        from rankscope.cards import counted, lines
+        from rankscope.extras import counted
+        from rankscope.results import lines
 
         title = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
         title += f", {self.tied} more within rounding of others" if self.tied else ""
         heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
         rows = [[path, *notes] for path, notes in zip(heads, self.weight_notes(), strict=True)]
-        return lines(f"Heaviest: {title}; no other weighs over {self.next_bound:.3g}", rows)
+        return lines(f"Heaviest: {title}; no other weighs over {self.next_bound:.3g}", (), rows)
 
     def weight_notes(self) -> list[list[str]]:
         """Each weight as text, and a note where rounding can make as much."""

@@ -1,47 +1,50 @@
 """`ByLength`: the sum of the terms of all paths of every length, and what of the output each length is."""
 
-import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rankscope.errors import ClosureError, FileError
-from rankscope.files import atomic
+from rankscope.errors import ClosureError
+from rankscope.extras import counted
 from rankscope.metrics.catalogue import metric
 from rankscope.metrics.token_norms import frobenius_norm
 from rankscope.metrics.tokens import Values, tokens, unit_of
 from rankscope.nets.plain import Tokens
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.polynomials import Coefficients, length_counts, length_terms
+from rankscope.paths.sections import lengths_overview, lengths_section
+from rankscope.paths.views import LengthView, counted_paths, length_views
+from rankscope.results import Result, Section
+from rankscope.runs import Manifest
 from rankscope.shapes import Float
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rankscope.paths.views import LengthView
-
 
 DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 """The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
 bfloat16."""
 
-TENSORS = ("embedding", "bias", "output", "padding")
-ABOUT = ("counts", "bias_counts", "closure", "variant")  # the fields of `ByLength`, as a file has them
+LENGTHS: dict[str, Any] = {
+    "sample": pl.Int64, "length": pl.Int64, "start": pl.String, "paths": pl.String, "norm": pl.Float64,
+    "residual": pl.Float64, "relative_residual": pl.Float64, "below_floor": pl.Boolean, "share": pl.Float64,
+    "cosine": pl.Float64,
+}  # fmt: skip
+"""The columns of `ByLength.table`."""
+TERMS: dict[str, Any] = {"start": pl.String, "length": pl.Int64, "sample": pl.Int64, "token": pl.Int64,
+                         "padding": pl.Boolean, "values": pl.List(pl.Float64)}  # fmt: skip
+"""The columns of the table of terms; `start` is embedding, bias, or output (of all paths: it has no length)."""
+ABOUT = ("counts", "bias_counts", "closure", "variant")  # the fields of `ByLength` that are no tensors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ByLength:
+class ByLength(Result):
     """The sum of the terms of all paths of every length."""
 
+    kind = "by_length"
+    schemas: ClassVar = {"lengths": LENGTHS, "terms": TERMS}
     embedding: Coefficients  # of paths that start at the embedding
     bias: Coefficients  # of paths that start at a bias
     counts: list[int]  # paths of each length that start at the embedding
@@ -50,17 +53,60 @@ class ByLength:
     padding: Tensor
     closure: float  # how far the terms are from adding up to the output, relative to it
     variant: str = "as given"
+    manifest: Manifest = field(default_factory=Manifest)
+    notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        from rankscope.paths.figures import lengths_repr
+    @property
+    def title(self) -> str:
+        """How many paths there are, and that they add up."""
+        paths, count = counted_paths(sum(self.counts)), counted(len(self.counts), "length")
+        return f"ByLength: {paths} paths of {count}, {counted(len(self.output), 'sample')}, closure {self.closure:.0e}"
 
-        return lengths_repr(self.views(), len(self.output), self.closure)
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """The sums by length as numbers, and the terms themselves, of every token."""
+        parts = [("embedding", self.embedding), ("bias", self.bias), ("output", self.output[None])]
+        samples, tokens = self.padding.shape
+        places = [(k, token) for k in range(samples) for token in range(tokens)]
+        frames = [
+            pl.DataFrame({
+                "start": start, "length": None if start == "output" else length, "sample": [k for k, _ in places],
+                "token": [token for _, token in places], "padding": self.padding.flatten().tolist(),
+                "values": term.double().flatten(0, 1).tolist(),
+            }, schema_overrides=TERMS)
+            for start, terms in parts for length, term in enumerate(terms)
+        ]  # fmt: skip
+        return {"lengths": self.table, "terms": pl.concat(frames)}
 
-    def _repr_html_(self) -> str:
-        """For notebooks: shares and residuals by length."""
-        from rankscope.paths.figures import lengths_card
+    def about(self) -> dict[str, Any]:
+        """How many paths there are of each length, exactly, and the dtype of the terms."""
+        counts = {name: list(map(str, getattr(self, name))) for name in ABOUT[:2]}
+        return {**counts, "closure": self.closure, "variant": self.variant, "dtype": str(self.output.dtype)}
 
-        return lengths_card(self.table, self.closure)
+    @classmethod
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The sums of these tables, on the CPU."""
+        terms, dtype = tables["terms"], getattr(torch, about["dtype"].removeprefix("torch."))
+        output = terms.filter(start="output")
+        shape, width = (output["sample"].n_unique(), output["token"].n_unique()), len(output["values"][0])
+        tensors = {
+            name: torch.tensor(terms.filter(start=name)["values"].to_list(), dtype=dtype).view(-1, *shape, width)
+            for name in ("embedding", "bias", "output")
+        }
+        padding = torch.tensor(output["padding"].to_list()).view(shape)
+        counts, bias_counts = (list(map(int, about[name])) for name in ABOUT[:2])
+        return cls(
+            tensors["embedding"], tensors["bias"], counts, bias_counts, tensors["output"][0], padding,
+            float(about["closure"]), about["variant"], manifest,
+        )  # fmt: skip
+
+    def sections(self) -> list[Section]:
+        """Shares and residuals by length."""
+        return [lengths_section(self.table, self.closure)]
+
+    def overview(self) -> Section:
+        """Shares and residuals by length as a figure and a table."""
+        return lengths_overview(self.title, self.table, self.closure)
 
     @property
     def table(self) -> pl.DataFrame:
@@ -81,38 +127,9 @@ class ByLength:
                 frames.append(_rows(term, self.output, self.padding, length, start, count))
         return pl.concat(frames)
 
-    def plot(self, *, ax: "Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None) -> "Figure":
-        """Shares and residuals by length, with the number of paths: in two panels, the two axes of `ax` if
-        given, or of a new figure of `figsize` inches."""
-        from rankscope.figures.drawing import plot
-        from rankscope.paths.figures import lengths_chart
-
-        return plot(lengths_chart(self.table), ax=ax, figsize=figsize)
-
-    def views(self) -> "list[LengthView]":
+    def views(self) -> list[LengthView]:
         """What each length says: all that is drawn, printed and told of it."""
-        from rankscope.paths.views import length_views
-
         return length_views(self.table)
-
-    def save(self, path: str | Path) -> Path:
-        """Write all of it, terms too, as one safetensors file, atomically."""
-        description = {name: getattr(self, name) for name in ABOUT}
-        tensors = {name: getattr(self, name).contiguous() for name in TENSORS}
-        with atomic(path) as temporary:
-            save_file(tensors, temporary, {"ByLength": json.dumps(description)})
-        return Path(path)
-
-    @classmethod
-    def read(cls, path: str | Path) -> "ByLength":
-        """What `save` wrote, on the CPU."""
-        try:
-            with safe_open(path, "pt") as file:
-                description = json.loads(file.metadata()["ByLength"])
-                return cls(**{name: file.get_tensor(name) for name in TENSORS}, **description)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            sentence = f"{path} must be a file of ByLength.save; it cannot be read ({error})"
-            raise FileError(sentence, subject="path") from error
 
 
 def by_length(frozen: Frozen) -> ByLength:

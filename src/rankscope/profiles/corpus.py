@@ -53,7 +53,7 @@ def measure_corpus(
         arithmetic: One or several of `ARITHMETICS`.
         tokens: The most tokens of an excerpt.
         batch: Excerpts that are encoded and run together.
-        folder: Where the rows of every excerpt are written (`rankscope.read(folder).table("rows")`), so that
+        folder: Where the rows of every excerpt are written (`rankscope.runs.read(folder).table("rows")`), so that
             an interrupted run resumes where it stopped; None keeps them for this call alone.
         progress: Called with the number of excerpts done.
 

@@ -2,60 +2,65 @@
 
 `profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for both: which
 metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes, steps, a column for each)
-there are, how one is chosen, how it is drawn (`figures.py`), and the card that a notebook shows.
+there are, how one is chosen, how it is drawn (`figures.py`), and what is shown of it (`sections.py`).
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
-from rankscope.cards import card, counted, lines
 from rankscope.errors import MetricError, one_of
-from rankscope.figures.text import power
+from rankscope.extras import counted
+from rankscope.figures import Chart
+from rankscope.profiles.figures import curves_chart
+from rankscope.profiles.sections import Bounds, curve_sections, ends_table
 from rankscope.profiles.views import CurveView, LineName, zeros_note
-from rankscope.runs.tables import SavedTable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from rankscope.results import Plot, Section, Table, TableResult
 
 DRAWN = 8  # lines of a figure at most: there are as many colours
 FACTOR_TYPES = (str, int, float, bool)
 
 
-class Curves(SavedTable):
+class Curves(TableResult):
     """A table with a variant, an arithmetic, a layer and a metric in every row."""
 
-    def __repr__(self) -> str:
-        curves = self.views()
-        rows = [
-            [curve.label, curve.metric, f"{power(curve.ends[0])} → {power(curve.ends[-1])}"
-             f"{'' if curve.floor_from is None else f', at its floor from layer {curve.floor_from}'}"]
-            for curve in curves
-        ]  # fmt: skip
-        return lines(f"{type(self).__name__}: {self._counts(curves)}", rows)
+    @property
+    def title(self) -> str:
+        """How many networks and samples there are, of how many layers, in which arithmetics."""
+        return f"{type(self).__name__}: {self._counts(self.views())}"
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the first metric as a figure and a table of the ends of each line."""
+    def overview(self) -> Section:
+        """The first metric: the figure, and the ends of each line."""
         curves = self.views()
-        title = f"{type(self).__name__}: {self._counts(curves)}"
         if not curves:
-            return card(title, None, (), ())
+            return Section(self.title)
         also = f" And {counted(len(self.metrics) - 1, 'other metric')}: plot(metric), table."
-        notes = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also if len(self.metrics) > 1 else ''}"]
-        notes += [note for note in [zeros_note(curves)] if note]
+        said = f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also if len(self.metrics) > 1 else ''}"
+        notes = [note for note in [zeros_note(curves)] if note]
         if len(curves) > DRAWN:
             notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
+        return Section(self.title, said, [Plot("curves", [("", curves_chart(curves[:DRAWN]))])], [ends_table(curves)],
+                       notes)  # fmt: skip
 
-        def draw() -> "Figure":
-            from rankscope.figures.drawing import plot
-            from rankscope.profiles.figures import curves_chart
+    def sections(self, bounds: Bounds | None = None) -> list[Section]:
+        """Each metric by layer, and where there are several arithmetics, what each can see.
 
-            return plot(curves_chart(curves[:DRAWN]))
+        Args:
+            bounds: By metric and variant what is proved of it, which figures show too.
+        """
+        return curve_sections(self, bounds or {}) if len(self.table) else []
 
-        return card(title, draw, *_table(curves), notes)
+    def spread(self, metric: str) -> list[Table]:
+        """How what was measured differs at the last layer, where that is more than a range: of a corpus."""
+        return []
+
+    def charts(self, metric: str | None = None, *, log: bool | None = None) -> list[Chart]:
+        """The metric (the first, if left out) by layer: of samples the mean and their range, of a corpus the median,
+        with bands of a half and of nine tenths of the excerpts. A log axis also shows floors; `log=None` takes one if
+        values span over two decades."""
+        return [curves_chart(self.views(only("metric", metric or next(iter(self.metrics), None), self.metrics)), log)]
 
     def _counts(self, curves: Sequence[CurveView]) -> str:
         if not curves:
@@ -63,11 +68,11 @@ class Curves(SavedTable):
         networks = counted(len({curve.variant for curve in curves}), "network")
         layers = counted(max(curve.depth for curve in curves), "layer")
         arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
-        return f"{networks}, {counted(*self._many)}, {layers}, {arithmetics}"
+        return f"{networks}, {counted(*self.measured)}, {layers}, {arithmetics}"
 
     @property
     @abstractmethod
-    def _many(self) -> tuple[int, str]:
+    def measured(self) -> tuple[int, str]:
         """How many things were measured, and what they are: samples, or excerpts."""
 
     @abstractmethod
@@ -94,7 +99,7 @@ class Curves(SavedTable):
     @property
     def factors(self) -> dict[str, list[Any]]:
         """In what joined profiles differ, as seeds or sizes: the values of each, in order."""
-        names = [name for name in self.table.columns if name not in self.schema]
+        names = [name for name in self.table.columns if name not in self.schemas[self.kind]]
         return {name: self.table[name].unique(maintain_order=True).to_list() for name in names}
 
     def rows(
@@ -107,15 +112,15 @@ class Curves(SavedTable):
                 sentence = one_of("a factor", name, known) if known else f"this profile has no factors; got {name}="
                 raise MetricError(sentence, subject=name)
         return self.table.filter(
-            metric=_only("metric", metric, self.metrics),
-            variant=_only("variant", variant, self.variants),
-            arithmetic=_only("arithmetic", arithmetic, self.arithmetics),
-            **{name: _only(name, factors.get(name), values) for name, values in known.items()},
+            metric=only("metric", metric, self.metrics),
+            variant=only("variant", variant, self.variants),
+            arithmetic=only("arithmetic", arithmetic, self.arithmetics),
+            **{name: only(name, factors.get(name), values) for name, values in known.items()},
         )
 
     def lines(self, metric: str) -> list[tuple[str, str]]:
         """The (variant, arithmetic) pairs that have this metric, in order."""
-        rows = self.table.filter(metric=_only("metric", metric, self.metrics))
+        rows = self.table.filter(metric=only("metric", metric, self.metrics))
         return rows.select("variant", "arithmetic").unique(maintain_order=True).rows()
 
     def views(self, metric: str | None = None) -> list[CurveView]:
@@ -123,7 +128,7 @@ class Curves(SavedTable):
         corpus it is the median, with bands of nine tenths and of a half of the excerpts."""
         if not len(self.table):
             return []
-        shown = _only("metric", metric or next(iter(self.metrics), None), self.metrics)
+        shown = only("metric", metric or next(iter(self.metrics), None), self.metrics)
         columns = ["variant", "arithmetic", *self.factors]
         chosen = self.table.filter(metric=shown).select(columns).unique(maintain_order=True).to_dicts()
         names = line_names(chosen, list(self.factors))
@@ -135,25 +140,8 @@ class Curves(SavedTable):
             views.append(self._view(LineName(shown, name, arithmetic, label), line))
         return views
 
-    def plot(
-        self,
-        metric: str | None = None,
-        *,
-        log: bool | None = None,
-        ax: "Axes | Iterable[Axes] | None" = None,
-        figsize: tuple[float, float] | None = None,
-    ) -> "Figure":
-        """The metric (the first, if left out) by layer: of samples the mean and their range, of a corpus the median,
-        with bands of a half and of nine tenths of the excerpts. A log axis also shows floors; `log=None` takes one if
-        values span over two decades. Into `ax` (one, not with `figsize`), or a new figure of `figsize` inches."""
-        from rankscope.figures.drawing import plot
-        from rankscope.profiles.figures import curves_chart
 
-        curves = self.views(_only("metric", metric or next(iter(self.metrics), None), self.metrics))
-        return plot(curves_chart(curves, log), ax=ax, figsize=figsize)
-
-
-def _only(what: str, wanted: Any, known: list[Any]) -> Any:
+def only(what: str, wanted: Any, known: list[Any]) -> Any:
     """The value asked for, which may go unnamed where there is no other."""
     if not known:
         raise MetricError("this profile has no rows: it was measured on no sample", subject="table")
@@ -202,12 +190,3 @@ def line_names(lines: Sequence[Mapping[str, Any]], factors: Sequence[str]) -> li
     differ = [name for name in factors if len({line[name] for line in lines}) > 1]
     alone = bool(differ) and len({line["variant"] for line in lines}) == 1
     return [", ".join([line["variant"]] * (not alone) + [f"{name} {line[name]}" for name in differ]) for line in lines]
-
-
-def _table(curves: Sequence[CurveView]) -> tuple[list[str], list[list[str]]]:
-    """Headings and lines; the floor is spoken of only where a line ends at it."""
-    headings, rows = (["", "first", "middle", "last"], [[curve.label, *map(power, curve.ends)] for curve in curves])
-    if all(curve.floor_from is None for curve in curves):
-        return headings, rows
-    floors = ["" if curve.floor_from is None else f"from layer {curve.floor_from}" for curve in curves]
-    return [*headings, "at floor"], [[*row, floor] for row, floor in zip(rows, floors, strict=True)]

@@ -13,8 +13,8 @@ import polars as pl
 from rankscope.figures import description as fig
 from rankscope.figures.style import LISTED, NUMBER, evenly, in_sequence
 from rankscope.figures.text import power
+from rankscope.metrics import symbol_of
 from rankscope.profiles.views import CurveView, Layers, digits_lost, line_numbers, span
-from rankscope.runs.figures import metric_title
 
 LAYERS = 200  # layers drawn at most; what is saved as CSV has all
 CURVE_COLUMNS = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low", "log10_high", "value",
@@ -22,6 +22,11 @@ CURVE_COLUMNS = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low
 VARIANTS = 6  # panels of a cloud and of spectra at most
 FRAMES = 25  # layers of a cloud at most, evenly among those there are
 SPECTRA = 9  # layers of a spectrum at most
+
+
+def metric_title(metric: str) -> fig.Formula:
+    """The symbol of a metric, as an axis has it."""
+    return fig.Formula(symbol_of(metric), symbol_of(metric, tex=True))
 
 
 def curves_chart(

@@ -14,7 +14,7 @@ decimal digits rounding left, by a second pass with different rounding (`agreeme
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import torch
@@ -37,12 +37,14 @@ KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:10]  # what a row is identified
 class Profile(Curves):
     """Measurements of one or more networks, layer by layer."""
 
-    schema = SCHEMA
+    kind = "profile"
+    schemas: ClassVar = {"profile": SCHEMA}
     later = ("digits",)
     grows = True
 
     @property
-    def _many(self) -> tuple[int, str]:
+    def measured(self) -> tuple[int, str]:
+        """How many things were measured, and what they are."""
         return self.table["sample"].n_unique(), "sample"
 
     @classmethod

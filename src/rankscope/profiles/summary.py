@@ -16,7 +16,7 @@ does not grow with a corpus.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
+from rankscope.figures.text import power
 from rankscope.profiles.curves import Curves
 from rankscope.profiles.profile import KEYS
 from rankscope.profiles.profile import SCHEMA as RAW
 from rankscope.profiles.views import CurveView, LineName, of_quantiles
+from rankscope.results import Table
 from rankscope.shapes import Bool, Float
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -52,7 +54,8 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 class Summary(Curves):
     """Statistics over excerpts of one or more networks, layer by layer."""
 
-    schema = SCHEMA
+    kind = "summary"
+    schemas: ClassVar = {"summary": SCHEMA}
 
     @property
     def excerpts(self) -> int:
@@ -60,8 +63,23 @@ class Summary(Curves):
         return self.manifest.excerpts or 0
 
     @property
-    def _many(self) -> tuple[int, str]:
+    def measured(self) -> tuple[int, str]:
+        """How many things were measured, and what they are."""
         return self.excerpts, "excerpt"
+
+    def spread(self, metric: str) -> list[Table]:
+        """How excerpts differ at the last layer: quantiles from their logs, which do not underflow."""
+        rows = []
+        for view in self.views(metric):
+            (low, high), (lower, upper) = view.log10_bands
+            quantiles = [power(float(curve[-1])) for curve in (low, lower, view.log10, upper, high)]
+            mean, sd, noise, count = (
+                float(self.curve(metric, name, variant=view.variant, arithmetic=view.arithmetic)[-1])
+                for name in ("mean", "sd", "below_floor", "count")
+            )
+            rows.append([view.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
+        headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
+        return [Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)]
 
     def curve(
         self, metric: str, column: str = "q50", *, variant: str | None = None, arithmetic: str | None = None

@@ -11,19 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from rankscope.cards import counted
-from rankscope.extras import listed
+from rankscope.extras import counted, listed
 from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
 from rankscope.paths.views import carried, length_views
 from rankscope.report.causes import verdict
-from rankscope.report.content import SENTENCES, Plot, Section, Views
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import depth_card, sections_of
 from rankscope.report.studies import agreement
-from rankscope.report.sweep import sweep_sentences
 from rankscope.report.tables import checks
-from rankscope.report.training import training_sentences
+from rankscope.results import Plot, Section, Views
+from rankscope.results.section import SENTENCES
 from rankscope.runs import Manifest
 from rankscope.theory.views import bounds_sentence
 
@@ -118,9 +116,9 @@ def finding(run: ReportedRun) -> str:
     if run.measured is not None:
         return verdict(run.measured)
     if run.training is not None:
-        return training_sentences(run.training)
+        return run.training.sentence
     if run.sweep is not None:
-        return sweep_sentences(run.sweep)
+        return run.sweep.overview().sentence
     if len(run.outcomes) == 1 and run.outcomes[0][1].get("said"):
         return str(run.outcomes[0][1]["said"])
     if run.outcomes:
@@ -129,6 +127,9 @@ def finding(run: ReportedRun) -> str:
         return depth_card(run).sentence
     if "lengths" in run.tables:
         return carried(length_views(run.tables["lengths"]))
+    if run.others and not run.certificates:
+        brief = run.others[0].overview()
+        return brief.sentence or " ".join(brief.notes)
     return " ".join(bounds_sentence(proved.views(), f"for {name}") for name, proved in run.certificates.items())
 
 
@@ -159,7 +160,7 @@ def facts(run: ReportedRun) -> list[str]:
         words += [f"{model['parameters']:,} parameters" for model in models if isinstance(model.get("parameters"), int)]
         words.append(counted(len(run.training.steps), "measurement"))
     if run.sweep is not None and run.measured is None:
-        words += [counted(run.sweep.cells, "cell"), f"{len(run.sweep.first.varied)} factors that differ"]
+        words += [counted(len(run.sweep.cells), "cell"), f"{len(run.sweep.view().varied)} factors that differ"]
     return [*words, _when(run.manifest.created)] if run.manifest.created else words
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from rankscope.figures.description import Chart
 from rankscope.figures.text import power
 from rankscope.profiles.figures import curves_chart
+from rankscope.profiles.sections import by_variant
 from rankscope.profiles.views import CurveView
 from rankscope.report.causes import FINEST
-from rankscope.report.content import Plot, Section, Table
 from rankscope.report.reported_run import ReportedRun
-from rankscope.report.sections import by_variant
+from rankscope.results import Plot, Section, Table
 
 METRIC = "relative_residual"
 RUNS, VARIANTS, LABEL = 16, 8, 40
@@ -52,7 +52,7 @@ def side_by_side(runs: Sequence[ReportedRun], names: Sequence[str]) -> Section:
     shared = [variant for variant, runs_with in count.items() if runs_with > 1]
     shared = sorted(shared, key=lambda variant: variant != "transformer")[:VARIANTS]
     if not shared:
-        return Section("runs", "Side by side")
+        return Section("Side by side", key="runs")
     ends = {
         name: [_end(variants[variant]) if variant in variants else "" for variant in shared]
         for name, variants in have.items()
@@ -66,7 +66,7 @@ def side_by_side(runs: Sequence[ReportedRun], names: Sequence[str]) -> Section:
     most = max(count[variant] for variant in shared)
     few = f" Drawn are the first {RUNS} of {most} runs." if most > RUNS else ""
     plot = Plot("runs", views, f"One variant at a time, a line for each run that measured it.{few}")
-    return Section("runs", "Side by side", plots=[plot], tables=[table])
+    return Section("Side by side", plots=[plot], tables=[table], key="runs")
 
 
 def _finest(curves: Sequence[CurveView]) -> dict[str, CurveView]:

@@ -10,8 +10,8 @@ import polars as pl
 from rankscope.figures import Chart
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.figures import arithmetics_chart, curves_chart
+from rankscope.profiles.sections import compared_arithmetics
 from rankscope.report.page import write_report
-from rankscope.report.sections import compared_arithmetics
 from rankscope.runs import Store
 from rankscope.runs.tables import SavedTable
 
@@ -48,9 +48,9 @@ def write_run_directory(
     if not isinstance(folder, Store):
         with Store(folder) as store:
             return write_run_directory(profile, store, title, tables, entry)
-    name, command = ("profile", "measure") if isinstance(profile, Profile) else ("summary", "corpus")
+    command = "measure" if isinstance(profile, Profile) else "corpus"
     profile = replace(profile, manifest=profile.manifest.adding(title=profile.manifest.title or title))
-    folder.write(entry or command, profile.manifest, {name: profile, **(tables or {})})
+    profile.write(folder, entry or command, tables)
     for name, chart in printed_charts(profile).items():
         save(plot(chart), folder.folder / name)
     return write_report([folder.folder], folder.folder / "report.html")

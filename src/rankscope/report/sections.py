@@ -1,107 +1,44 @@
-"""The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
+"""The sections of a chapter: those of each result that a run holds, and of tables that only a report shows."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 import polars as pl
 
 from rankscope.depths import DepthCard
-from rankscope.depths.card import ENTRY as DEPTH_ENTRY
 from rankscope.depths.card import TABLES as DEPTH_TABLES
-from rankscope.depths.figures import caption
 from rankscope.depths.tables import MARKS
-from rankscope.depths.views import norms_sentence
-from rankscope.metrics import direction_of, is_share, symbol_of
-from rankscope.paths.figures import heads_chart, lengths_chart
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.figures import VARIANTS, arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
-from rankscope.profiles.views import CurveView
-from rankscope.report.content import Plot, Section, Views, sentence
+from rankscope.metrics import is_share, symbol_of
+from rankscope.paths.sections import heads_section, lengths_section
+from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
+from rankscope.profiles.sections import Bounds
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
-from rankscope.report.sweep import sweep_sections
-from rankscope.report.tables import (
-    certificate_table,
-    curve_table,
-    depth_table,
-    effective_depth_table,
-    failing_table,
-    spread_table,
-)
-from rankscope.report.training import training_sections
-from rankscope.theory.figures import bounds_chart, proved_shares
-from rankscope.theory.views import RANK
-
-FLOORS = sentence("curves", "floors")
+from rankscope.results import Plot, Section, sentence
+from rankscope.theory.figures import proved_shares
+from rankscope.theory.sections import bounds_section
 
 
 def sections_of(run: ReportedRun) -> list[Section]:
     """All that the run has something for, in the order of reading."""
-    sections = [] if run.training is None else training_sections(run.training)
-    sections += [] if run.sweep is None else sweep_sections(run.sweep)
-    if run.measured is not None:
-        sections += [_curves(run, run.measured), *_arithmetics(run.measured)]
+    sections = [] if run.training is None else run.training.sections()
+    sections += [] if run.sweep is None else run.sweep.sections()
+    sections += [] if run.measured is None else run.measured.sections(_bounds(run, run.measured.metrics[0]))
     for name, section_of in TABLE_SECTIONS.items():
         if name in run.tables and run.tables[name].height:
             sections.append(section_of(run, run.tables[name]))
-    return [*sections, *_bounds(run), *study_sections(run.outcomes)]
+    proved = {variant: certificates.proved() for variant, certificates in run.certificates.items()}
+    sections += [bounds_section(proved)] if proved else []
+    return [*sections, *(section for result in run.others for section in result.sections()),
+            *study_sections(run.outcomes)]  # fmt: skip
 
 
-def _curves(run: ReportedRun, measured: Profile | Summary) -> Section:
-    lead, *further = measured.metrics
-    summary = isinstance(measured, Summary)
-    statistic = sentence("curves", "of_excerpts" if summary else "of_samples", excerpts=run.excerpts)
-    proved = sentence("curves", "proved") if run.certificates else ""
-    filled = {"symbol": symbol_of(lead), "statistic": statistic, "floors": FLOORS, "proved": proved}
-    plots = [Plot("curves", _both(measured, lead, run), sentence("curves", "caption", **filled))]
-    plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
-    tables = [curve_table(measured.views(lead))]
-    if isinstance(measured, Summary):
-        tables.append(spread_table(measured, lead))
-    return Section("residual", "How uniform the tokens become", sentence("curves", "lead"), plots, tables)
-
-
-def _both(measured: Profile | Summary, metric: str, run: ReportedRun | None) -> Views:
-    """Logarithmic and linear, the one first that shows more."""
-    curves = measured.views(metric)
-    bounds = {
-        variant: proved_shares(metric, certificates.guarantees(), certificates.table["sample"].n_unique())
-        for variant, certificates in ({} if run is None else run.certificates).items()
+def _bounds(run: ReportedRun, metric: str) -> Bounds:
+    """What is proved of a metric, by variant."""
+    shares = {
+        variant: proved_shares(metric, certificates.guarantees(), certificates.samples)
+        for variant, certificates in run.certificates.items()
     }
-    log, linear = curves_chart(curves, True, bounds), curves_chart(curves, False)
-    views = [("log", log), ("linear", linear)]
-    powers = log.panels[0].y.powers
-    return views[::-1] if powers is not None and powers.narrow else views
-
-
-def _small(measured: Profile | Summary, metric: str) -> Views:
-    """The same without what the large figure says already."""
-    views = _both(measured, metric, None)
-    return [(name, replace(chart, legend=False, height=270, colour_bar=None)) for name, chart in views]
-
-
-def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
-    """The curves of each variant."""
-    groups: dict[str, list[CurveView]] = {}
-    for curve in curves:
-        groups.setdefault(curve.variant, []).append(curve)
-    return groups
-
-
-def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveView]]:
-    """By variant the curves of a residual, where there are several arithmetics to compare."""
-    metric = next((name for name in measured.metrics if direction_of(name) == 1), None)
-    if isinstance(measured, Summary) or len(measured.arithmetics) < 2 or metric is None:
-        return {}
-    return by_variant(measured.views(metric))
-
-
-def _arithmetics(measured: Profile | Summary) -> list[Section]:
-    plots = []
-    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
-        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
-        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
-    return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)] if plots else []
+    return {metric: shares} if shares else {}
 
 
 def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
@@ -111,7 +48,7 @@ def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
         part = sentence("cloud", "plane", least=_percent(shown.min()), most=_percent(shown.max()))
     views = [("as it is", cloud_chart(table)), ("magnified", cloud_chart(table, magnified=True))]
     caption = f"{sentence('cloud', 'caption')}{part}{_few(run, table)}{_apart(run)}"
-    return Section("cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)])
+    return Section("The tokens, layer by layer", _which(run, 1), [Plot("cloud", views, caption)], key="cloud")
 
 
 def _apart(run: ReportedRun) -> str:
@@ -157,35 +94,7 @@ def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
     over = f", geometric means over {samples} {run.sample}s" if samples > 1 else ""
     caption = f"{sentence('spectrum', 'caption', over=over)}{_few(run, table, excerpt=False)}"
     plot = Plot("spectrum", [("", spectrum_chart(table))], caption)
-    return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])
-
-
-def _paths(run: ReportedRun, table: pl.DataFrame) -> Section:
-    adds = "" if run.closure is None else sentence("paths", "closure", closure=run.closure)
-    plot = Plot("lengths", [("", lengths_chart(table))], f"{sentence('paths', 'caption')}{adds}")
-    return Section("paths", "Which paths carry the output", sentence("paths", "lead"), [plot])
-
-
-def _heads(_: ReportedRun, table: pl.DataFrame) -> Section:
-    names = ("contraction", "averaging", "share", "residual_share")
-    views = [(name.replace("_", " "), heads_chart(table, name)) for name in names]
-    plot = Plot("heads", views, sentence("heads", "caption"))
-    return Section("heads", "What each head does", plots=[plot])
-
-
-def _bounds(run: ReportedRun) -> list[Section]:
-    if not run.certificates:
-        return []
-    plots, tables, notes = [], [], []
-    for k, (variant, certificates) in enumerate(run.certificates.items()):
-        if (certificates.table["quantity"] != RANK).any():
-            caption = sentence("bounds", "caption", variant=variant)
-            plots.append(Plot(f"bounds-{k}", [("", bounds_chart(certificates.table))], caption))
-        tables += [certificate_table(certificates, variant), failing_table(certificates, variant)]
-        if len(certificates.broken()):
-            notes.append(sentence("bounds", "contradicted", variant=variant))
-    lead = sentence("bounds", "lead")
-    return [Section("bounds", "What is proved", lead, plots, [table for table in tables if table.rows], notes)]
+    return Section("Singular values", _which(run, samples), [plot], key="spectrum")
 
 
 def depth_card(run: ReportedRun) -> DepthCard:
@@ -193,18 +102,14 @@ def depth_card(run: ReportedRun) -> DepthCard:
     tables = {name: run.tables[f"depth_{name}"].fill_nan(None) for name in DEPTH_TABLES}
     marks = {name: [column for column in table.columns if column in MARKS] for name, table in tables.items()}
     tables = {name: table.with_columns(pl.col(marks[name]).cast(pl.Boolean)) for name, table in tables.items()}
-    return DepthCard(tables, run.manifests.get(DEPTH_ENTRY, run.manifest))
+    return DepthCard(tables, run.manifests.get(DepthCard.kind, run.manifest))
 
 
-def _depth(run: ReportedRun, _: pl.DataFrame) -> Section:
-    card = depth_card(run)
-    plot = Plot("depth", [("", card.chart)], caption(card.chart))
-    lead = f"{sentence('depth', 'lead')} {card.sentence} {norms_sentence(card.norms)}"
-    tables = [depth_table(card.layers), effective_depth_table(card.effective_depths)]
-    return Section("depth", "Which layers and heads the output needs", lead, [plot], tables)
-
-
-TABLE_SECTIONS = {
-    "depth_layers": _depth, "cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads,
-}  # fmt: skip
+TABLE_SECTIONS: dict[str, Callable[[ReportedRun, pl.DataFrame], Section]] = {
+    "depth_layers": lambda run, _: depth_card(run).sections()[0],
+    "cloud": _cloud,
+    "spectrum": _spectrum,
+    "lengths": lambda run, table: lengths_section(table, run.closure),
+    "heads": lambda _, table: heads_section(table),
+}
 """Tables that have a section of their own, in the order of reading."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankscope.report.content import Section, Table
+from rankscope.results import Section, Table
 
 WIDTH, COLOURS = 1100, 256
 """Pixels across a picture, and colours kept: with fewer, lines of rare colours take those of others."""
@@ -40,14 +40,15 @@ def study_sections(outcomes: Outcomes) -> list[Section]:
         compared = [table for table in [comparison_table(outcome)] if table.rows]
         tables = shown_tables(outcome)
         if not tables:
-            sections.append(Section(key, heading, tables=compared, notes=notes, pictures=pictures))
+            sections.append(Section(heading, tables=compared, notes=notes, pictures=pictures, key=key))
             continue
-        sections.append(Section(key, heading, tables=tables[:1], notes=notes))
-        sections += [Section(f"{key}-figures", "Figures", pictures=pictures)] if pictures else []
+        sections.append(Section(heading, tables=tables[:1], notes=notes, key=key))
+        sections += [Section("Figures", pictures=pictures, key=f"{key}-figures")] if pictures else []
         sections += [
-            Section(f"{key}-{k}", table.title, tables=[replace(table, title="")]) for k, table in enumerate(tables[1:])
+            Section(table.title, tables=[replace(table, title="")], key=f"{key}-{k}")
+            for k, table in enumerate(tables[1:])
         ]
-        sections += [Section(f"{key}-compared", "What was published", tables=compared)] if compared else []
+        sections += [Section("What was published", tables=compared, key=f"{key}-compared")] if compared else []
     return sections
 
 

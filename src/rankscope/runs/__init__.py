@@ -4,12 +4,10 @@ from rankscope.runs import tables
 from rankscope.runs.key import digest, files_of, key_of
 from rankscope.runs.lock import lock_if_free, unlock
 from rankscope.runs.manifest import EarlyStop, Manifest, Network, Text, begun, joined, manifest_of
-from rankscope.runs.signals import read_signals
-from rankscope.runs.spikes import SURE, Signal, find_spikes, order_of_events
 from rankscope.runs.store import Run, Store, document, read
 
 __all__ = [
-    "EarlyStop", "Manifest", "Network", "Run", "SURE", "Signal", "Store", "Text", "begun", "digest", "document",
-    "files_of", "find_spikes", "joined", "key_of", "lock_if_free", "manifest_of", "order_of_events", "read",
-    "read_signals", "tables", "unlock",
+    "EarlyStop", "Manifest", "Network", "Run", "Store", "Text", "begun", "digest", "document",
+    "files_of", "joined", "key_of", "lock_if_free", "manifest_of", "read",
+    "tables", "unlock",
 ]  # fmt: skip

@@ -27,14 +27,17 @@ GATHERED = 64  # lines that make a chunk
 
 
 class Journal:
-    """The writer of one table that grows; `entry` of the manifest lists it, and one column is `step`."""
+    """The writer of one table that grows; `entry` of the manifest, a result of this
+    kind, lists it, and one column is `step`."""
 
-    def __init__(self, store: Store, entry: str, name: str, schema: Mapping[str, Any], manifest: Manifest) -> None:
+    def __init__(
+        self, store: Store, entry: str, name: str, schema: Mapping[str, Any], manifest: Manifest, kind: str = ""
+    ) -> None:
         self.store, self.entry, self.name, self.manifest = store, entry, name, manifest
         self.schema = pl.Schema(schema)
         self.path = store.folder / name / JOURNAL
         if not store.run.chunks(name):
-            store.append(entry, name, pl.DataFrame(schema=self.schema), manifest)
+            store.append(entry, name, pl.DataFrame(schema=self.schema), manifest, kind)
         self.lines = read_lines(self.path, store.run.gathered(name), self.schema)[0]
         content = self.path.read_bytes() if self.path.is_file() else b""
         self.size = content.rfind(b"\n") + 1  # bytes of complete lines; what follows is cut by the next `append`

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.nets import Transformer
 from rankscope.runs.manifest import versions
 
 SHORT = 40  # characters up to which a value is shown in a sentence
 
 
-def key_of(nets: Mapping[str, Transformer] | None = None, **settings: object) -> dict[str, Any]:
-    """The key of work on these networks under these settings: with the versions of packages, the device, and
-    of each network the fingerprints of its weights and of its tokenizer and embedding."""
+def key_of(nets: Mapping[str, Any] | None = None, **settings: object) -> dict[str, Any]:
+    """The key of work on these networks (`Transformer`s by their names) under these settings: with the versions of
+    packages, the device, and of each network the fingerprints of its weights and of its tokenizer and embedding."""
     key: dict[str, object] = {"versions": versions(), **settings}
     if nets:
         first = next(iter(nets.values()))

@@ -13,7 +13,7 @@ describes other content.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,9 +40,10 @@ class File(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """What one command wrote: its manifest, and its files by their path in the folder."""
+    """What one command wrote: its manifest, its kind of result, and its files by their path in the folder."""
 
     manifest: Manifest
+    kind: str = ""  # One of `rankscope.results.KINDS`; empty in folders of versions that named none
     files: dict[str, File] = field(default_factory=dict)
 
 
@@ -86,6 +87,11 @@ class Run:
         files = [path.stem for path in sorted(self.folder.glob("*.parquet")) if path.is_file()]
         grown = [name.split("/")[0] for entry in self.entries.values() for name in entry.files if "/" in name]
         return list(dict.fromkeys([*files, *grown]))
+
+    @property
+    def tables(self) -> Mapping[str, pl.DataFrame]:
+        """Every table by its name, each read when it is asked for."""
+        return _Tables(self)
 
     def has(self, name: str) -> bool:
         """True if there is a table of that name, in one file or growing: one of `names`."""
@@ -134,6 +140,22 @@ class Run:
             sentence = f"{path} must be as it was written; its checksum is another than in {MANIFEST}: {advice}"
             raise FileError(sentence, subject=file)
         return path
+
+
+class _Tables(Mapping[str, pl.DataFrame]):
+    """The tables of a run, read one by one."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __getitem__(self, name: str) -> pl.DataFrame:
+        return self.run.table(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.run.names)
+
+    def __len__(self) -> int:
+        return len(self.run.names)
 
 
 def read(folder: str | Path) -> Run:
@@ -217,28 +239,31 @@ class Store:
         manifest: Manifest,
         tables: Mapping[str, pl.DataFrame | SavedTable],
         documents: Mapping[str, dict[str, Any]] | None = None,
+        kind: str = "",
     ) -> None:
         """Write an entry, its tables and its documents (as JSON), in place of an earlier one of that name.
-        Files that only the earlier entry had are removed, except for tables that grow."""
+        Files that only the earlier entry had are removed, except for tables that grow. `kind` is that of the result."""
         self.require_place()
         documents = documents or {}
         before = self.run.entries.get(entry, RunEntry(manifest=manifest)).files
         grown = {file: listed for file, listed in before.items() if "/" in file}
         new = [f"{name}.parquet" for name in tables] + [f"{name}.json" for name in documents]
-        self._list({**self._without(new), entry: RunEntry(manifest=manifest, files=grown)})
+        self._list({**self._without(new), entry: RunEntry(manifest=manifest, kind=kind, files=grown)})
         for name in before.keys() - grown.keys() - set(new):
             (self.folder / name).unlink(missing_ok=True)
         files = {f"{name}.parquet": self._table(f"{name}.parquet", table, manifest) for name, table in tables.items()}
         for name, content in documents.items():
             write_text(self.folder / f"{name}.json", _json(content))
             files[f"{name}.json"] = File(sha256=checksum(self.folder / f"{name}.json"))
-        self._list({**self.run.entries, entry: RunEntry(manifest=manifest, files={**grown, **files})})
+        self._list({**self.run.entries, entry: RunEntry(manifest=manifest, kind=kind, files={**grown, **files})})
 
-    def append(self, entry: str, name: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> None:
-        """Write one more chunk of a table that grows, and list it under an entry."""
+    def append(
+        self, entry: str, name: str, table: pl.DataFrame | SavedTable, manifest: Manifest, kind: str = ""
+    ) -> None:
+        """Write one more chunk of a table that grows, and list it under an entry, of this kind if it is new."""
         file = f"{name}/{len(self.run.chunks(name)):06}.parquet"
         written = self._table(file, table, manifest)
-        before = self.run.entries.get(entry, RunEntry(manifest=manifest))
+        before = self.run.entries.get(entry, RunEntry(manifest=manifest, kind=kind))
         self._list({**self.run.entries, entry: replace(before, files={**before.files, file: written})})
 
     def describe(self, entry: str, manifest: Manifest) -> None:
@@ -252,7 +277,7 @@ class Store:
         (self.folder / file).unlink(missing_ok=True)
 
     def _table(self, file: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> File:
-        if isinstance(table, SavedTable):
+        if not isinstance(table, pl.DataFrame):
             manifest, table = table.manifest, table.table
         self.require_place()
         path = write_parquet(self.folder / file, table, manifest)
@@ -270,6 +295,7 @@ class Store:
     def _list(self, entries: dict[str, RunEntry]) -> None:
         listed = {
             name: {
+                **({"kind": entry.kind} if entry.kind else {}),
                 "manifest": entry.manifest.to_dict(),
                 "files": {file: content.to_dict() for file, content in entry.files.items()},
             }
@@ -312,4 +338,5 @@ def _entry(content: object) -> RunEntry:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or path.suffix not in (".parquet", ".json"):
             raise ValueError(f"a file must lie in the folder; {name!r} does not")
-    return RunEntry(manifest=Manifest.from_dict(content.get("manifest")), files=files)
+    kind = str(content.get("kind", ""))
+    return RunEntry(manifest=Manifest.from_dict(content.get("manifest")), kind=kind, files=files)

@@ -9,9 +9,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -19,7 +18,6 @@ from rankscope.errors import FileError
 from rankscope.files import atomic
 from rankscope.runs.manifest import Manifest
 
-T = TypeVar("T", bound="SavedTable")
 METADATA_KEY = "rankscope"  # the key of the manifest in a Parquet file's metadata
 JOURNAL = "journal.jsonl"  # the file with the lines of a table that grows, in the table's folder
 NO_ROWS = (  # what reading a line raises that another program wrote, or half of one
@@ -73,36 +71,16 @@ def _manifest(path: str | Path, text: str) -> Manifest:
         raise FileError(sentence, subject=str(path)) from error
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SavedTable:
-    """A table with its manifest: the base of profiles, summaries and certificates."""
+class SavedTable(Protocol):
+    """What has a table and a manifest of its own, as profiles and certificates do."""
 
-    schema: ClassVar[Mapping[str, Any]]  # the columns and their types
-    later: ClassVar[Sequence[str]] = ()  # columns that are null in files of earlier versions
-    grows: ClassVar[bool] = False  # True if there may be further columns, which the manifest names as factors
-    table: pl.DataFrame
-    manifest: Manifest
+    @property
+    def table(self) -> pl.DataFrame:
+        """The table."""
 
-    def save(self, path: str | Path) -> Path:
-        """Write one Parquet file with the manifest inside, atomically."""
-        return write_parquet(path, self.table, self.manifest)
-
-    @classmethod
-    def read(cls: type[T], path: str | Path) -> T:
-        """Read a file that `save` wrote; raises FileError if there is none, or another kind of table."""
-        kind = cls.__name__
-        what = kind.lower()
-        if not Path(path).is_file():
-            raise FileError(f"a {what} is a Parquet file; there is none at {path}", subject=str(path))
-        table, manifest = read_parquet(path, f" written by {kind}.save")
-        missing = [name for name in cls.later if name not in table.columns]
-        if missing and set(table.columns) == set(cls.schema) - set(missing):
-            table = table.with_columns(pl.lit(None, cls.schema[name]).alias(name) for name in missing)
-        factors = manifest.more.get("factors", ()) if cls.grows and manifest is not None else ()
-        if manifest is None or table.drop(factors, strict=False).schema != pl.Schema(cls.schema):
-            sentence = f"{path} must be a {what} written by {kind}.save; it is another kind of table"
-            raise FileError(sentence, subject=str(path))
-        return cls(table, manifest)
+    @property
+    def manifest(self) -> Manifest:
+        """What was run on what."""
 
 
 def line_of(step: int, rows: pl.DataFrame) -> Line:

@@ -19,37 +19,35 @@ An upper bound is vacuous when it is as large as the tokens themselves, a lower 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, ClassVar, get_args
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
+from rankscope.extras import counted
+from rankscope.figures import Chart
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.nets import Architecture
 from rankscope.nets.modes import usual_modes
 from rankscope.profiles.propagation import Progress
+from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
-from rankscope.runs.tables import SavedTable
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.facts import Centre
+from rankscope.theory.figures import bounds_chart
 from rankscope.theory.hypotheses import Hypothesis, outside, own_objects
 from rankscope.theory.logs import TEN
 from rankscope.theory.observation import Passes, observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
+from rankscope.theory.sections import bounds_section, overview
 from rankscope.theory.theorem import Theorem
+from rankscope.theory.views import BoundView, bound_views, proved_sentence
 from rankscope.theory.weight_norms import WeightNorms
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rankscope.theory.views import BoundView
-
 
 HYPOTHESIS = pl.Struct({"says": pl.String, "number": pl.Float64, "limit": pl.String, "met": pl.Boolean})
 SCHEMA: dict[str, Any] = {
@@ -63,21 +61,36 @@ SCHEMA: dict[str, Any] = {
 SAYS = pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")  # Rows that are a guarantee
 
 
-class Certificates(SavedTable):
+class Certificates(TableResult):
     """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
 
-    schema = SCHEMA
+    kind = "certificates"
+    schemas: ClassVar = {"certificates": SCHEMA}
 
-    def __repr__(self) -> str:
-        from rankscope.theory.figures import certificates_repr
+    @property
+    def title(self) -> str:
+        """How many theorems there are, and of how many the hypotheses are met."""
+        met, samples = sum(view.met_to > 0 for view in self.views()), counted(self.samples, "sample")
+        return f"Certificates: {counted(len(self.theorems), 'theorem')}, hypotheses of {met} met, {samples}"
 
-        return certificates_repr(self.views(), self.table, self.guarantees())
+    @property
+    def samples(self) -> int:
+        """How many samples were certified."""
+        return self.table["sample"].n_unique()
 
-    def _repr_html_(self) -> str:
-        """For notebooks: bounds and measurement as a figure and a table."""
-        from rankscope.theory.figures import certificates_card
+    def overview(self) -> Section:
+        """What is proved in a sentence, and bounds beside the measurement as a figure and a table."""
+        said = proved_sentence(self.guarantees(), self.samples)
+        return overview(self.title, said, self.views(), self.table, len(self.broken()))
 
-        return certificates_card(self.views(), self.table, len(self.broken()))
+    def sections(self) -> list[Section]:
+        """What is proved, with every hypothesis that fails."""
+        variant = ", ".join(network.variant for network in self.manifest.networks)
+        return [bounds_section({variant: self.proved()})]
+
+    def proved(self) -> tuple[pl.DataFrame, list[BoundView], int]:
+        """The table, what each theorem says, and how many guarantees are contradicted."""
+        return self.table, self.views(), len(self.broken())
 
     @property
     def theorems(self) -> list[str]:
@@ -127,21 +140,13 @@ class Certificates(SavedTable):
             })  # fmt: skip
         return pl.DataFrame(rows, schema_overrides={"says_at": pl.Int64, "why": pl.String})
 
-    def views(self) -> "list[BoundView]":
+    def views(self) -> list[BoundView]:
         """What each theorem says: all that is printed and told of it."""
-        from rankscope.theory.views import bound_views
-
         return bound_views(self.summary(), self.table)
 
-    def plot(
-        self, sample: int = 0, *, ax: "Axes | Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
-    ) -> "Figure":
-        """Bounds and measurement on one axis of powers of ten, a panel per quantity: into as many axes `ax`,
-        if given, or a new figure of `figsize` inches."""
-        from rankscope.figures.drawing import plot
-        from rankscope.theory.figures import bounds_chart
-
-        return plot(bounds_chart(self.table, sample), ax=ax, figsize=figsize)
+    def charts(self, sample: int = 0) -> list[Chart]:
+        """Bounds and measurement of a sample on one axis of powers of ten, a panel per quantity."""
+        return [bounds_chart(self.table, sample)]
 
 
 def leading(met: list[bool]) -> int:

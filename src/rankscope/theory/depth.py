@@ -1,63 +1,75 @@
 """`collapse_depth`: the layer where tokens become the same, as measured and as guaranteed."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import polars as pl
 from torch import Tensor
 
 from rankscope.errors import TheoremError
+from rankscope.figures import Chart
+from rankscope.results import Plot, Result, Section, Table
+from rankscope.runs import Manifest
 from rankscope.sources.inputs import InputsLike, NetworkLike
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certify import Certificates, certify, leading
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from rankscope.theory.views import DepthView
+from rankscope.theory.figures import depth_chart
+from rankscope.theory.views import DepthView
 
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
 THEOREM = {"theorem": pl.String, "sample": pl.Int64, "kind": pl.String, "layer": pl.Int64, "says": pl.String}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CollapseDepth:
+class CollapseDepth(Result):
     """Where the residual, as a share of the tokens' own size, falls below the threshold."""
 
+    kind = "collapse"
+    schemas: ClassVar = {"collapse_measured": SAMPLE, "collapse_guaranteed": THEOREM}
     threshold: float
     measured: pl.DataFrame  # sample, layer: the first layer below it (0 is the input); null where no layer is
     guaranteed: pl.DataFrame
     """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a
     lower bound the last layer up to which it proves the contrary; null where it proves neither."""
+    manifest: Manifest = field(default_factory=Manifest)
+    notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        from rankscope.theory.figures import depth_repr
+    @property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """What is measured, and what is guaranteed."""
+        return {"collapse_measured": self.measured, "collapse_guaranteed": self.guaranteed}
 
-        return depth_repr(self.view())
+    @classmethod
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+        """The result of these tables."""
+        return cls(about["threshold"], tables["collapse_measured"], tables["collapse_guaranteed"], manifest)
 
-    def _repr_html_(self) -> str:
-        """For notebooks: what is measured and what is proved, as a figure and a table."""
-        from rankscope.theory.figures import depth_card
+    def about(self) -> dict[str, Any]:
+        """The threshold."""
+        return {"threshold": self.threshold}
 
-        return depth_card(self.view())
+    @property
+    def title(self) -> str:
+        """Where tokens were measured to be uniform."""
+        return f"CollapseDepth to {self.threshold:g}: {self.view().uniform}"
 
-    def plot(
-        self, *, ax: "Axes | Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
-    ) -> "Figure":
-        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
-        `ax`, if given, or a new figure of `figsize` inches."""
-        from rankscope.figures.drawing import plot
-        from rankscope.theory.figures import depth_chart
+    def sections(self) -> list[Section]:
+        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes."""
+        view, says = self.view(), {"upper": ("uniform", "by layer"), "lower": ("apart", "not up to layer")}
+        rows = [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in view.proved]
+        plots = [Plot("collapse", [("", depth_chart(view))])] if rows else []
+        table = Table("", ("theorem", "proves tokens", "for every sample"), rows)
+        said = "" if rows else "No theorem proves or excludes it for every sample."
+        return [Section("Where tokens become the same", said, plots, [table])]
 
-        return plot(depth_chart(self.view()), ax=ax, figsize=figsize)
+    def charts(self) -> list[Chart]:
+        """What is measured and what is proved, a line for each theorem."""
+        return [depth_chart(self.view())]
 
-    def view(self) -> "DepthView":
+    def view(self) -> DepthView:
         """What is measured by sample, and the weakest of what each theorem proves of every sample."""
-        from rankscope.theory.views import DepthView
-
         proved = [
             (str(name), str(kind), max(layers) if kind == "upper" else min(layers))
             for (name, kind), part in self.guaranteed.group_by("theorem", "kind", maintain_order=True)
@@ -128,6 +140,7 @@ def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
         float(threshold),
         pl.DataFrame(measured, schema=SAMPLE, orient="row"),
         pl.DataFrame(rows, schema=THEOREM, orient="row"),
+        certificates.manifest,
     )
 
 

@@ -1,34 +1,17 @@
-"""Figures and cards of certificates: bounds next to what is measured, layers where theorems prove collapse.
+"""Figures of certificates: bounds next to what is measured, layers where theorems prove collapse.
 
 `Certificates`, `CollapseDepth`, the report and the explorer show what is described here.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from textwrap import wrap
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from rankscope.cards import card, counted, lines
 from rankscope.errors import TheoremError
 from rankscope.figures import description as fig
 from rankscope.figures.text import power
-from rankscope.theory.views import (
-    EXACT,
-    RANK,
-    BoundView,
-    DepthView,
-    failed_hypotheses,
-    plotted_quantities,
-    proved_sentence,
-    quantity,
-)
-
-if TYPE_CHECKING:
-    from rankscope.figures.matplotlib import Figure
-
+from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
 
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip
@@ -135,77 +118,3 @@ def depth_chart(depth: DepthView) -> fig.Chart:
     panel = fig.Panel(fig.Axis("layer", last=end, range=(0.0, float(end))), y, marks)
     says, size = "Where each theorem proves tokens uniform or apart.", (6.4, 1.3 + 0.32 * max(len(proved), 1))
     return fig.Chart([panel], columns, says, shared=True, size=size)
-
-
-def certificates_repr(bounds: Sequence[BoundView], table: pl.DataFrame, guarantees: pl.DataFrame) -> str:
-    """The certificates as text: what is proved in a sentence; a line per theorem whose hypotheses are met from layer 1
-    on, with what is measured and the bound; and each hypothesis that fails, whole, in lines of 80 columns."""
-    rows = []
-    for view in filter(lambda view: view.met_to, bounds):
-        sign = ", " if view.state == "vacuous" else f" {view.sign} "
-        says = f"{view.measured}{sign}{view.proved}"
-        rows.append([view.theorem, quantity(view.quantity).symbol, f"layer {view.layer}", says])
-    samples = table["sample"].n_unique()
-    shown = [*wrap(proved_sentence(guarantees, samples), 80), lines(_title(bounds, samples), rows)]
-    failed = failed_hypotheses(table)
-    shown += ["Hypotheses that fail:"] if failed else []
-    for hypothesis in failed:
-        sentence = f"{hypothesis.says}: {hypothesis.number}, must be {hypothesis.limit}; so not "
-        sentence += ", ".join(hypothesis.theorems)
-        shown += wrap(sentence, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join(shown)
-
-
-def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: int) -> str:
-    """Bounds and measurement in a figure, and the theorems whose hypotheses are met from layer 1 on."""
-    rows = [
-        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
-         view.sign, view.proved, view.slack]
-        for view in bounds
-        if view.met_to
-    ]  # fmt: skip
-    drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
-    draw = _drawn(lambda: bounds_chart(table, int(drawable["sample"][0])))
-    notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
-    unmet = [view.theorem for view in bounds if not view.met_to]
-    if unmet:
-        notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
-    if broken:
-        notes.append("A measurement contradicts a theorem: please report this network.")
-    title = _title(bounds, table["sample"].n_unique())
-    headings = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
-    return card(title, None if drawable.is_empty() else draw, headings, rows, notes)
-
-
-def _title(bounds: Sequence[BoundView], samples: int) -> str:
-    met = sum(view.met_to > 0 for view in bounds)
-    return f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, {counted(samples, 'sample')}"
-
-
-def depth_repr(depth: DepthView) -> str:
-    """What was measured, and what is proved."""
-    return lines(f"CollapseDepth to {depth.threshold:g}: {depth.uniform}", _proved(depth))
-
-
-def depth_card(depth: DepthView) -> str:
-    """What was measured, and what each theorem proves of every sample."""
-    rows = _proved(depth)
-    notes = [] if rows else ["No theorem proves or excludes it for every sample."]
-    title, headings = depth_repr(depth).splitlines()[0], ("theorem", "proves tokens", "for every sample")
-    return card(title, _drawn(lambda: depth_chart(depth)) if rows else None, headings, rows, notes)
-
-
-def _drawn(chart: Callable[[], fig.Chart]) -> "Callable[[], Figure]":
-    """Draws a chart when a card asks for it: matplotlib is imported then."""
-
-    def draw() -> "Figure":
-        from rankscope.figures.drawing import plot
-
-        return plot(chart())
-
-    return draw
-
-
-def _proved(depth: DepthView) -> list[list[str]]:
-    says = {"upper": ("uniform", "by layer"), "lower": ("apart", "not up to layer")}
-    return [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in depth.proved]

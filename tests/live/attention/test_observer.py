@@ -92,7 +92,7 @@ def test_a_monitor_takes_it_too(tmp_path: Path) -> None:
     options: dict[str, Any] = {"attention": [KernelObserver()], "run": tmp_path, "alarms": ()}
     with Monitor(model, "entropy", every=1, probe=words(), **options):
         pass
-    rows = read(tmp_path).table("training").filter(metric="entropy")
+    rows = read(tmp_path).tables["training"].filter(metric="entropy")
     assert rows["layer"].unique().sort().to_list() == [1, 2, 3]
 
 

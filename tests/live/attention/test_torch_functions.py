@@ -279,7 +279,7 @@ def test_a_monitor_has_the_attention_of_a_hand_written_gpt(tmp_path: Path) -> No
         model(ids).square().mean().backward()
         optimizer.step()
         monitor.step()
-    rows = rankscope.read(monitor.run).table("training").filter(metric="entropy", step=0)
+    rows = rankscope.read(monitor.run).tables["training"].filter(metric="entropy", step=0)
     assert sorted(rows["layer"].unique()) == [1, 2, 3]
     by_head = rows.sort("layer", "head")["value"].to_numpy().reshape(LAYERS, HEADS)
     np.testing.assert_allclose(by_head, before[:, 1:].mean(0), rtol=1e-12)

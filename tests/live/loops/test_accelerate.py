@@ -44,7 +44,7 @@ def train(run: Path | None, precision: str) -> tuple[list[float], nn.Module]:
             monitor.step(loss=loss)
     if monitor is not None:
         monitor.close()
-        steps.hold(rankscope.read(run).table("training"), EVERY)  # type: ignore[arg-type]
+        steps.hold(rankscope.read(run).tables["training"], EVERY)  # type: ignore[arg-type]
     return losses, accelerator.unwrap_model(model)
 
 
@@ -54,7 +54,7 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, precisi
     bare, watched = train(None, precision), train(tmp_path, precision)
     assert len(bare[0]) == 40 and bare[0] == watched[0]
     assert tasks.same(bare[1], watched[1])
-    rows = rankscope.read(tmp_path).table("training")
+    rows = rankscope.read(tmp_path).tables["training"]
     assert rows["step"].unique().sort().to_list() == list(range(0, 21, EVERY))
     # Step 0 is what `watch` sees in that arithmetic.
     fresh = tasks.model().eval()

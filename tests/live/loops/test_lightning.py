@@ -76,7 +76,7 @@ def fit(
 
 
 def table(run: Path) -> polars.DataFrame:
-    return rankscope.read(run).table("training")
+    return rankscope.read(run).tables["training"]
 
 
 @pytest.mark.slow

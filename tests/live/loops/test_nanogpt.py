@@ -56,7 +56,7 @@ def test_the_training_is_the_same_to_the_last_bit(tmp_path: Path, probe: bool, b
     watched = nanogpt.train(monitor, backend=backend, around=kept)
     assert len(bare[0]) == 8 and bare[0] == watched[0]
     assert tasks.same(bare[1], watched[1]) and torch.equal(bare[2], watched[2])
-    rows = rankscope.read(tmp_path).table("training")
+    rows = rankscope.read(tmp_path).tables["training"]
     assert kept.steps is not None
     kept.steps.hold(rows, EVERY)  # gradients as clipped, updates, loss and rate, each once
     measured = rows.filter(metric="mu")
@@ -83,7 +83,7 @@ def test_the_first_measurement_is_what_watch_sees(tmp_path: Path) -> None:
     model = nanogpt.GPT().eval()
     with torch.no_grad(), rankscope.watch(model, ALL) as w:
         model(*PROBE)
-    rows = rankscope.read(tmp_path).table("training").filter(pl.col("step") == 0)
+    rows = rankscope.read(tmp_path).tables["training"].filter(pl.col("step") == 0)
     for name in ALL:
         mine = rows.filter(metric=name).sort("layer", "head")["value"].to_list()
         curve = w.profile().curve(name).mean(0)  # of heads, layer by layer

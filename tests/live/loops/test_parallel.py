@@ -51,7 +51,7 @@ REFUSED = {
 
 
 def table(folder: Path, way: str) -> pl.DataFrame:
-    return rankscope.read(folder / way).table("training").sort(KEYS)
+    return rankscope.read(folder / way).tables["training"].sort(KEYS)
 
 
 def hold(way: str, one: pl.DataFrame, several: pl.DataFrame) -> None:

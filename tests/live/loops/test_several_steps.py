@@ -67,7 +67,7 @@ def test_every_step_counts_and_the_training_is_the_same(tmp_path: Path, inline: 
     options |= {} if inline else {"probe": {"input_ids": batch(99, 5), "labels": batch(99, 5)}}
     bare, watched = train(None), train(tmp_path, **options)
     assert len(bare[0]) == STEPS and bare[0] == watched[0] and tasks.same(bare[1], watched[1])
-    rows = rankscope.read(tmp_path).table("training")
+    rows = rankscope.read(tmp_path).tables["training"]
     watched[2].hold(rows, EVERY)  # gradients and updates are those of each step that is measured
     mu = rows.filter(metric="mu")
     assert mu["step"].unique().sort().to_list() == list(range(EVERY if inline else 0, STEPS + 1, EVERY))
@@ -91,7 +91,7 @@ def test_a_loop_that_counts_batches_has_the_last_step_of_each(tmp_path: Path) ->
                 optimizer.step()
                 steps.ends()
             monitor.step()
-    rows = rankscope.read(tmp_path).table("training")
+    rows = rankscope.read(tmp_path).tables["training"]
     assert rows.filter(metric="mu")["samples"].unique().to_list() == [3 * len(ids)]
     found = rows.filter(metric="grad_mlp").sort("step", "layer")["value"].to_list()
     assert found == pytest.approx([*steps.gradients[2], *steps.gradients[5]])

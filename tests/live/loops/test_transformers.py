@@ -37,7 +37,7 @@ def trainer(folder: Path, *callbacks: TrainerCallback, texts: int = 40, **settin
 
 
 def table(run: Path) -> pl.DataFrame:
-    return rankscope.read(run).table("training")
+    return rankscope.read(run).tables["training"]
 
 
 @pytest.mark.parametrize(

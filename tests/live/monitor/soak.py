@@ -26,7 +26,7 @@ from rankscope import Monitor
 from rankscope.cli.follow import described
 from rankscope.errors import FileError, TrainingWarning
 from rankscope.files import atomic
-from rankscope.runs.training import read_training
+from rankscope.trainings import read_training
 from tests.live.monitor.small import loss_of, tokens
 
 EVERY, SAVED, BYTES = 20, 500, 3 * 2**20
@@ -187,14 +187,15 @@ def soak(folder: Path, steps: int, kills: int, disk: Path) -> Soaked:
             thread.join()
     soaked.filled, soaked.readings, soaked.seconds = filler.filled, reader.readings, time.monotonic() - began
     soaked.wrong = reader.wrong + ([f"steps of {sorted(reader.rows)} rows"] if len(reader.rows) > 2 else [])
-    table = rankscope.read(run).table("training")
+    table = rankscope.read(run).tables["training"]
     there = set(table["step"].to_list()) - {0}
     soaked.measured, soaked.lost = len(said), sum(not written for written in said.values())
     soaked.missing = sorted(step for step, written in said.items() if written and step not in there)
     soaked.unsaid = sorted(step for step, written in said.items() if not written and step in there)
     (folder / "whole").mkdir()
     train(folder / "whole", folder / "whole" / "run", steps)
-    whole = rankscope.read(folder / "whole" / "run").table("training").filter(pl.col("step").is_in(sorted(there | {0})))
+    whole = rankscope.read(folder / "whole" / "run").tables["training"]
+    whole = whole.filter(pl.col("step").is_in(sorted(there | {0})))
     keys = ["step", "metric", "layer", "head"]
     scalars = pl.col("metric") != "loss"  # a mean since the last measurement: of one that is lost, its steps are, too
     soaked.same_rows = table.filter(scalars).sort(keys).equals(whole.filter(scalars).sort(keys))

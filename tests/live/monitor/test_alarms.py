@@ -71,7 +71,7 @@ def trained(run: Path, steps: range, monitor: Monitor, model: nn.Module) -> None
 
 
 def alarms(folder: Path) -> list[dict[str, Any]]:
-    return read(folder).table("alarms").to_dicts()
+    return read(folder).tables["alarms"].to_dicts()
 
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))

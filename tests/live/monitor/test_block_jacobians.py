@@ -29,7 +29,7 @@ def measured(model: nn.Module, probe: Any, **options: Any) -> pl.DataFrame:
         model, "mu", every=1, probe=probe, run=tempfile.mkdtemp(), jacobians=True, alarms=(), **options
     ) as monitor:
         pass
-    return read(monitor.run).table("training").filter(pl.col("metric").str.starts_with("jacobian"))
+    return read(monitor.run).tables["training"].filter(pl.col("metric").str.starts_with("jacobian"))
 
 
 def exact(blocks: list[Block], X: Tensor, valid: Tensor | None = None) -> tuple[dict[int, float], dict[int, float]]:
@@ -197,7 +197,7 @@ def test_where_something_stands_between_blocks_there_is_no_alignment() -> None:
         model, "mu", probe=X, run=tempfile.mkdtemp(), jacobians=True, alarms=(), layout="batch first"
     ) as monitor:
         pass
-    metrics = read(monitor.run).table("training")["metric"].unique().to_list()
+    metrics = read(monitor.run).tables["training"]["metric"].unique().to_list()
     assert NORM in metrics and ALIGNMENT not in metrics
     assert any("takes other than the last one gave: 1, 2" in note for note in monitor.notes)
 
@@ -211,7 +211,7 @@ def test_later_measurements_go_on_from_the_last_and_follow_the_weights(tmp_path:
                 for weight in model.parameters():
                     weight += 0.003 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
             monitor.step()
-    rows = read(tmp_path).table("training")
+    rows = read(tmp_path).tables["training"]
     agrees(rows.filter(pl.col("metric").str.starts_with("jacobian"), step=3), exact([*model.layers], X))
 
 
@@ -221,7 +221,7 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     plain = train()
     assert plain.same(train(probed(tmp_path / "run", jacobians=True), seen=seen))
     (monitor,) = seen
-    rows = read(monitor.run).table("training").filter(metric=ALIGNMENT)
+    rows = read(monitor.run).tables["training"].filter(metric=ALIGNMENT)
     assert rows["step"].unique().sort().to_list() == [0, 10, 20]
     assert not any("Jacobian" in note for note in monitor.notes)
     assert rows["value"].is_between(0.0, 1.0).all() and rows["floor"].is_between(0.0, 1.0).all()
@@ -235,7 +235,7 @@ def test_weights_that_are_no_numbers_are_rows_without_numbers(tmp_path: Path) ->
         with torch.no_grad():
             model.get_parameter("transformer.h.1.mlp.c_fc.weight").fill_(math.nan)
         monitor.step()
-    rows = read(tmp_path).table("training").filter(step=1)
+    rows = read(tmp_path).tables["training"].filter(step=1)
     assert rows.filter(metric=NORM, layer=1)["broken"].item() == 0
     assert rows.filter(metric=NORM, layer=2)["broken"].item() == 2
     assert rows.filter(metric=ALIGNMENT, layer=1)["broken"].item() == 2
@@ -332,7 +332,7 @@ def test_what_fails_later_is_a_note_and_the_rest_is_measured(tmp_path: Path) -> 
         model.blocks[1].forward = lambda x: Once.apply(1.0 * x)
         monitor.step()
         monitor.step()
-    rows = read(tmp_path).table("training")
+    rows = read(tmp_path).tables["training"]
     assert rows.filter(metric=NORM)["step"].unique().to_list() == [0]
     assert rows.filter(metric="mu")["step"].unique().sort().to_list() == [0, 1, 2]
     (note,) = monitor.notes

@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
 def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple[Path, list[str]]) -> None:
     keys = ["step", "layer", "head", "metric"]
-    one, two = (rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}"))
+    one, two = (rankscope.read(runs[0] / each).tables["training"].sort(keys) for each in (f"1/{alone}", f"2/{way}"))
     assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
     for name in ("mu", "relative_mu", "grad_tokens"):
         tokens = one.filter(metric=name), two.filter(metric=name)
@@ -42,7 +42,7 @@ def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "inline"])
 def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tuple[Path, list[str]]) -> None:
     alone = "inline" if way == "inline" else "ddp"
-    one, two = (rankscope.read(runs[0] / each).table("training") for each in (f"1/{alone}", f"2/{way}"))
+    one, two = (rankscope.read(runs[0] / each).tables["training"] for each in (f"1/{alone}", f"2/{way}"))
     names = [f"{what}_{group}" for what in ("grad", "update") for group in GROUPS]
     for name in [*names, "lr"]:
         mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
@@ -55,7 +55,7 @@ def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tup
 def test_collapse_across_samples_is_of_the_samples_of_all_ranks(way: str, runs: tuple[Path, list[str]]) -> None:
     names = ["rankme", "alpha_req", "uniformity", *(["lidar", "alignment"] if way == EMBEDDINGS[1] else [])]
     keys = ["step", "layer", "metric"]
-    one, two = (rankscope.read(runs[0] / each / way).table("training").sort(keys) for each in ("1", "2"))
+    one, two = (rankscope.read(runs[0] / each / way).tables["training"].sort(keys) for each in ("1", "2"))
     for name in names:  # no mean over ranks gives these
         mine, ours = (each.filter(metric=name) for each in (one, two))
         assert mine.select(keys).equals(ours.select(keys)) and len(mine) == (3 if "lidar" in names else 3 * 4)
@@ -97,7 +97,7 @@ def test_paths_are_of_the_samples_of_all_ranks(tmp_path: Path) -> None:
 
 
 def test_jacobians_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> None:
-    one, two = (rankscope.read(runs[0] / each / "jacobians").table("training") for each in ("1", "2"))
+    one, two = (rankscope.read(runs[0] / each / "jacobians").tables["training"] for each in ("1", "2"))
     for name, layers in (("jacobian_norm", 3), ("jacobian_alignment", 2)):
         mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
         assert len(mine) == len(ours) == 2 * layers and ours["samples"].unique().to_list() == [4]

@@ -29,7 +29,7 @@ OFF: dict[str, Any] = {"metrics": "mu", "alarms": ()}
 
 
 def rows(run: Path, metric: str, step: int = 0) -> pl.DataFrame:
-    return rankscope.read(run).table("training").filter(metric=metric, step=step).sort("layer")
+    return rankscope.read(run).tables["training"].filter(metric=metric, step=step).sort("layer")
 
 
 def numbers(run: Path, metric: str, step: int = 0) -> list[float]:
@@ -62,7 +62,7 @@ def test_every_layer_has_the_numbers_of_its_mean_tokens_without_padding(tmp_path
         ("uniformity", sample_formulas.uniformity),
     ):
         assert numbers(tmp_path, name) == pytest.approx([slow(Z) for Z in means], rel=1e-6), name
-    assert not set(OF_VIEWS) & set(rankscope.read(tmp_path).table("training")["metric"])
+    assert not set(OF_VIEWS) & set(rankscope.read(tmp_path).tables["training"]["metric"])
 
 
 @pytest.mark.parametrize("views", [1, 2, 3])
@@ -96,10 +96,10 @@ def test_losses_weights_and_generators_are_those_of_a_run_without_it(tmp_path: P
     assert alone.same(train(of_output, 8))
     with_loss = {"embeddings": "mean", "loss": lambda output: output.logits.square().mean(), "every": 2}
     assert alone.same(train(probed(tmp_path / "loss", **with_loss), 8))
-    metrics = rankscope.read(tmp_path / "loss").table("training")["metric"].unique().to_list()
+    metrics = rankscope.read(tmp_path / "loss").tables["training"]["metric"].unique().to_list()
     assert {"grad_tokens", "rankme"} <= set(metrics)
     for run in ("mean", "function"):
-        assert rankscope.read(tmp_path / run).table("training")["step"].unique().sort().to_list() == [0, 2, 4, 6, 8]
+        assert rankscope.read(tmp_path / run).tables["training"]["step"].unique().sort().to_list() == [0, 2, 4, 6, 8]
 
 
 def siamese(monitor: Callable[[nn.Module, nn.Module], Monitor] | None) -> list[Tensor]:
@@ -155,7 +155,7 @@ def test_samples_that_have_become_the_same_are_at_their_floors(dtype: torch.dtyp
     probe = X * turned  # rounded otherwise
     function = lambda output: output.mean(1).unflatten(0, (-1, 2))  # noqa: E731
     Monitor(model, probe=probe, run=tmp_path / "views", embeddings=function, **OFF).close()
-    found = rankscope.read(tmp_path / "views").table("training")
+    found = rankscope.read(tmp_path / "views").tables["training"]
     floors = {"rankme": rankme_floor(20, 16, dtype), "alignment": distance_floor(dtype)}
     floors["uniformity"] = 2 * distance_floor(dtype)
     for name, floor in floors.items():
@@ -200,7 +200,7 @@ def test_a_function_that_fails_later_is_an_alarm(tmp_path: Path) -> None:
         Monitor(encoder(), every=1, probe=tokens(0, 20), run=tmp_path, embeddings=embeddings, **OFF) as monitor,
     ):
         monitor.step()
-    assert [alarm["rule"] for alarm in rankscope.read(tmp_path).table("alarms").to_dicts()] == [UNMEASURED]
+    assert [alarm["rule"] for alarm in rankscope.read(tmp_path).tables["alarms"].to_dicts()] == [UNMEASURED]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_failure_is_one_alarm_while_it_lasts() -> None:
 
 
 def table(run: Path) -> pl.DataFrame:
-    return rankscope.read(run).table("training")
+    return rankscope.read(run).tables["training"]
 
 
 class Ailing(torch.nn.Module):
@@ -69,7 +69,7 @@ class Ailing(torch.nn.Module):
 
 
 def alarms(run: Path) -> list[dict[str, Any]]:
-    return rankscope.read(run).table("alarms").to_dicts()
+    return rankscope.read(run).tables["alarms"].to_dicts()
 
 
 def test_a_measurement_that_fails_later_is_an_alarm_and_training_goes_on(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_disk_that_is_full_for_a_moment_loses_that_moment_alone(tmp_path: Path
                     monitor.step()
             else:
                 monitor.step()
-        following = rankscope.read(tmp_path / "run").table("training")["step"].unique().sort().to_list()
+        following = rankscope.read(tmp_path / "run").tables["training"]["step"].unique().sort().to_list()
     assert following == [0, 1, 2, 3, 6, 7, 8] == table(tmp_path / "run")["step"].unique().sort().to_list()
     assert [json.loads(line)["step"] for line in writer.path.read_text().splitlines()] == following
     said = [(row["rule"], row["since"]) for row in alarms(tmp_path / "run")]

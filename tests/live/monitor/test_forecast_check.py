@@ -17,9 +17,10 @@ from rankscope.forecasts import Forecast
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.plan import Plan
 from rankscope.live.monitor.forecast_check import ForecastCheck
-from rankscope.report.training import training_sentences
 from rankscope.runs import Manifest
-from rankscope.runs.training import TRAINING, TrainingRun, read_training
+from rankscope.trainings import TrainingRun, read_training
+from rankscope.trainings.sections import training_sentences
+from rankscope.trainings.training import TRAINING
 from tests.live.monitor.small import encoder, tokens
 from tests.raising import raises
 
@@ -95,7 +96,7 @@ def test_a_network_that_does_not_learn_as_forecast(collapses: Forecast, tmp_path
     assert collapses.probability < 0.3
     assert check is not None and (check.agrees, check.learnt, check.holds) == (True, False, True)
     assert "the forecast holds: it does not learn" in check.sentences[1]
-    assert read(tmp_path).table("alarms").is_empty()
+    assert read(tmp_path).tables["alarms"].is_empty()
 
 
 def test_a_forecast_of_another_network_is_told_apart(collapses: Forecast, learns: Forecast, tmp_path: Path) -> None:

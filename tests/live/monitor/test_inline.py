@@ -26,7 +26,7 @@ def inline(run: Path, **options: Any) -> Any:
 
 
 def table(run: Path) -> pl.DataFrame:
-    return rankscope.read(run).table("training")
+    return rankscope.read(run).tables["training"]
 
 
 def closest(a: pl.DataFrame, b: pl.DataFrame) -> float:

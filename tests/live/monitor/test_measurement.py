@@ -17,7 +17,7 @@ from tests.live.monitor.small import encoder, tokens
 
 
 def table(run: Path) -> pl.DataFrame:
-    return rankscope.read(run).table("training")
+    return rankscope.read(run).tables["training"]
 
 
 def killed(folder: Path, steps: int, kills: int) -> int:

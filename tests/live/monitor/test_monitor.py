@@ -27,7 +27,7 @@ METRICS = {"tokens": "mu", "attention": ["mu", "entropy"]}
 
 
 def table(run: Path) -> pl.DataFrame:
-    return rankscope.read(run).table("training")
+    return rankscope.read(run).tables["training"]
 
 
 def test_scalars_between_looks_are_in_the_state(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_losses_weights_and_generators_are_those_of_a_run_without_it(loop: str, 
     metrics = ["relative_mu", "entropy", "head_mu"]
     alone, watched = train(steps=8, **LOOPS[loop]), train(probed(tmp_path, metrics=metrics, every=4), 8, **LOOPS[loop])
     assert alone.same(watched)
-    assert rankscope.read(tmp_path).table("training")["step"].unique().sort().to_list() == [0, 4, 8]
+    assert rankscope.read(tmp_path).tables["training"]["step"].unique().sort().to_list() == [0, 4, 8]
 
 
 def test_activation_checkpointing_is_as_it_was(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_numbers_are_those_of_watch(tmp_path: Path) -> None:
         pl.col("value").mean(), pl.col("value").min().alias("least"), pl.col("value").max().alias("most"),
         pl.col("value").std(ddof=0).alias("spread"), pl.col("value").len().alias("samples"),
     )  # fmt: skip
-    ours = rankscope.read(tmp_path).table("training")
+    ours = rankscope.read(tmp_path).tables["training"]
     both = ours.join(theirs, on=keys, nulls_equal=True, how="full", suffix="_watch", coalesce=True)
     assert len(both) == len(ours) == len(theirs)
     assert (both["samples"] == both["samples_watch"]).all()
@@ -78,7 +78,7 @@ def test_scalars_are_averaged_from_measurement_to_measurement(tmp_path: Path) ->
     with Monitor(gpt2(), every=4, probe=probe(), run=tmp_path) as monitor:
         for step in range(1, 9):
             monitor.step(loss=torch.tensor(float(step)), lr=0.1)
-    losses = rankscope.read(tmp_path).table("training").filter(metric="loss")
+    losses = rankscope.read(tmp_path).tables["training"].filter(metric="loss")
     assert losses["step"].to_list() == [4, 8] and losses["value"].to_list() == [2.5, 6.5]
     assert losses["least"].to_list() == [1.0, 5.0] and losses["layer"].null_count() == 2
 
@@ -111,13 +111,13 @@ def test_a_probe_is_a_copy(tmp_path: Path) -> None:
     with Monitor(gpt2(), every=1, probe=given, run=tmp_path) as monitor:
         given["input_ids"].zero_()
         monitor.step()
-    found = rankscope.read(tmp_path).table("training").filter(metric="mu").partition_by("step")
+    found = rankscope.read(tmp_path).tables["training"].filter(metric="mu").partition_by("step")
     assert found[0]["value"].to_list() == found[1]["value"].to_list()
     assert given["input_ids"].shape == (3, TOKENS)
 
 
 def sizes(run: Path, step: int = 0) -> dict[int, float]:
-    rows = rankscope.read(run).table("training").filter(metric="grad_tokens", step=step)
+    rows = rankscope.read(run).tables["training"].filter(metric="grad_tokens", step=step)
     return dict(zip(rows["layer"], rows["value"], strict=True))
 
 
@@ -251,7 +251,7 @@ def test_code_without_gradients_is_measured_without_them(tmp_path: Path) -> None
         monitor.step()
         said = [each for each in monitor.notes if "gradients at the probe's tokens are not measured" in each]
     assert len(said) == 1 and "heckpoint" in said[0] and not sizes(tmp_path)
-    assert rankscope.read(tmp_path).table("training").filter(metric="mu")["step"].to_list() == [0] * 4 + [1] * 4
+    assert rankscope.read(tmp_path).tables["training"].filter(metric="mu")["step"].to_list() == [0] * 4 + [1] * 4
 
 
 GRADIENT_LOOPS: list[Any] = [{"autocast": True, "inside": True}, {"accumulate": 3}]
@@ -342,7 +342,7 @@ def test_tokens_are_found_among_what_the_first_block_takes(samples: tuple[int, .
     net, X = Net().double(), torch.randn(*samples, 5, 1, dtype=torch.float64)
     with Monitor(net, "mu", probe=X, loss=lambda output: output.pow(3).sum(), run=tmp_path, blocks="blocks"):
         pass
-    found = rankscope.read(tmp_path).table("training").filter(metric="grad_tokens").sort("layer")["value"].to_list()
+    found = rankscope.read(tmp_path).tables["training"].filter(metric="grad_tokens").sort("layer")["value"].to_list()
     loss = net(X)
     for state in net.states:
         state.retain_grad()

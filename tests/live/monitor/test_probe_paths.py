@@ -29,7 +29,7 @@ def padded(samples: int = 3) -> dict[str, Tensor]:
 
 
 def shares(run: Path) -> pl.DataFrame:
-    rows = rankscope.read(run).table("training").filter(pl.col("metric").str.starts_with("paths_"))
+    rows = rankscope.read(run).tables["training"].filter(pl.col("metric").str.starts_with("paths_"))
     return rows.with_columns(pl.col("metric").str.strip_prefix("paths_").cast(pl.Int64).alias("length"))
 
 
@@ -46,7 +46,7 @@ def test_they_are_those_of_the_loaded_model_at_that_step(tmp_path: Path) -> None
             monitor.step()
         nets[4] = load(model)
         assert not [each for each in monitor.notes if "paths" in each]
-    found, bounds = shares(tmp_path), rankscope.read(tmp_path).table("training_certificates")
+    found, bounds = shares(tmp_path), rankscope.read(tmp_path).tables["training_certificates"]
     for table in (found, bounds):
         assert table["step"].unique().sort().to_list() == [0, 4]
     for step, net in nets.items():
@@ -91,7 +91,7 @@ def test_weights_that_are_no_numbers_have_none(tmp_path: Path) -> None:
         assert any("step 1: paths or certificates are not measured: the weights" in each for each in monitor.notes)
     rows = shares(tmp_path).filter(step=1)
     assert rows["value"].null_count() == 3 and rows["broken"].to_list() == [1, 1, 1]
-    assert rankscope.read(tmp_path).table("training_certificates")["step"].unique().to_list() == [0]
+    assert rankscope.read(tmp_path).tables["training_certificates"]["step"].unique().to_list() == [0]
 
 
 def test_going_back_takes_certificates_away(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_going_back_takes_certificates_away(tmp_path: Path) -> None:
             monitor.step()
     with Monitor(model, **given) as again:  # which reads no paths, and still takes away
         again.resume(1)
-    steps = rankscope.read(tmp_path).table("training_certificates")["step"].unique().sort().to_list()
+    steps = rankscope.read(tmp_path).tables["training_certificates"]["step"].unique().sort().to_list()
     assert steps == [0, 1] == shares(tmp_path)["step"].unique().sort().to_list()
 
 

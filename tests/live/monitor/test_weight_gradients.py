@@ -164,7 +164,7 @@ def test_gradients_and_updates_are_those_of_autograd(kind: str, tmp_path: Path) 
                  for b in stack]  # fmt: skip
         optimizer.step()
         monitor.step()
-    rows = read(tmp_path).table("training")
+    rows = read(tmp_path).tables["training"]
     assert rows.filter(pl.col("metric").str.starts_with("grad_"))["step"].unique().to_list() == [2]
     for layer, block in enumerate(stack, 1):
         moved = {name: each.detach() - before[layer - 1][name] for name, each in block.named_parameters()}
@@ -232,7 +232,7 @@ def test_a_step_that_a_scaler_skips_has_no_numbers_and_no_alarm(fused: bool, tmp
         scaler.step(optimizer)
         scaler.update()
         monitor.step()
-    rows = read(tmp_path).table("training").filter(pl.col("metric").is_in(["grad_mlp", "update_mlp"]), step=1)
+    rows = read(tmp_path).tables["training"].filter(pl.col("metric").is_in(["grad_mlp", "update_mlp"]), step=1)
     assert rows["value"].to_list() == [None] * 4
     assert rows["samples"].to_list() == rows["broken"].to_list() == [0] * 4
 
@@ -277,7 +277,7 @@ def test_gradients_are_those_that_the_optimiser_takes(way: str, tmp_path: Path) 
             scaler.update()
         monitor.step()
     expected = float(torch.stack([each.norm() for each in own]).norm())
-    rows = read(tmp_path).table("training")
+    rows = read(tmp_path).tables["training"]
     assert value(rows.filter(step=1), "grad_mlp", 1) == pytest.approx(expected, rel=1e-5)
 
 
@@ -293,7 +293,7 @@ def test_measuring_now_takes_nothing_from_the_next_measurement(tmp_path: Path) -
             measurement = monitor.measure_now()
             assert measurement is not None and measurement.step == step
             assert monitor.measure_now() is measurement
-    rows = read(tmp_path / "run").table("training")
+    rows = read(tmp_path / "run").tables["training"]
     assert rows.group_by("step", "layer", "metric").len()["len"].max() == 1  # each once
     assert rows.filter(step=2, metric="grad_mlp")["value"].is_not_nan().all()
     assert rows.filter(step=2, metric="grad_mlp").height == 2
@@ -328,7 +328,7 @@ def test_what_is_measured_of_a_block_that_is_several_layers_stands_at_the_first(
         norms = [max(float(torch.linalg.matrix_norm(weight.detach(), 2)) for weight in pair) for pair in mlps]
         for layers in ("layers 1, 2, 3 are one block", "layers 4, 5, 6 are one block"):
             assert any(layers in note for note in monitor.notes)
-    rows = read(tmp_path).table("training").filter(step=1)
+    rows = read(tmp_path).tables["training"].filter(step=1)
     assert rows.filter(metric="mu")["layer"].to_list() == list(range(7))
     for metric, numbers in (("grad_mlp", exact), ("spectral_norm_mlp", norms)):
         found = rows.filter(metric=metric)
@@ -364,7 +364,7 @@ def test_gradients_of_adapters_and_of_parametrized_weights_are_those_of_what_is_
             grads = {name: each.grad.clone() for name, each in block.named_parameters() if each.grad is not None}
             optimizer.step()
             monitor.step()
-        rows = read(run).table("training").filter(step=1)
+        rows = read(run).tables["training"].filter(step=1)
         assert value(rows, "grad_query_key", 1) == pytest.approx(float(size(grads, [*slices.items()])), rel=1e-12)
 
 
@@ -400,7 +400,7 @@ def test_what_cannot_be_recorded_of_a_step_does_not_end_it(tmp_path: Path) -> No
             monitor.step()
         assert len(monitor.notes) == 1
     assert not torch.equal(before, first.mlp.weight)
-    rows = read(tmp_path).table("training")
+    rows = read(tmp_path).tables["training"]
     assert rows.filter(metric="mu", layer=1)["step"].to_list() == [0, 1, 2]
     assert rows.filter(metric="grad_mlp")["value"].null_count() == 4
 
@@ -421,5 +421,5 @@ def test_an_optimiser_without_a_learning_rate_is_measured(tmp_path: Path) -> Non
         model(torch.randn(2, 5, WIDTH).double()).square().mean().backward()
         optimizer.step()
         monitor.step()
-    rows = read(tmp_path).table("training")
+    rows = read(tmp_path).tables["training"]
     assert rows.filter(metric="grad_mlp")["value"].null_count() == 0 and not len(rows.filter(metric="lr"))

@@ -240,7 +240,7 @@ def test_after_a_resume_spectra_are_those_of_a_training_that_was_not_interrupted
             optimizer.step()
             monitor.step()
         monitor.close()
-        return read(run).table("training").filter(metric="spectral_norm_query_key")["value"].to_list()
+        return read(run).tables["training"].filter(metric="spectral_norm_query_key")["value"].to_list()
 
     assert trained(tmp_path / "resumed", 3) == trained(tmp_path / "whole", -1)
 
@@ -316,7 +316,7 @@ def test_a_monitor_writes_them_and_training_is_the_same_to_the_last_bit() -> Non
     plain, _ = trained(False)
     weights, folder = trained(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, weights, strict=True))
-    table = read(folder).table("training").filter(metric="spectral_norm_mlp", layer=2, step=4)
+    table = read(folder).tables["training"].filter(metric="spectral_norm_mlp", layer=2, step=4)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, vocab_size=16, n_positions=8))
     for weight, value in zip(model.parameters(), weights, strict=True):
         weight.data.copy_(value)

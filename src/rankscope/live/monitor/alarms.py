@@ -20,7 +20,7 @@ import polars as pl
 
 from rankscope.errors import MonitorError, TrainingWarning, one_of
 from rankscope.live.monitor.measurement import Alarm
-from rankscope.runs.training import in_stack
+from rankscope.trainings.training import in_stack
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
 COLUMNS = (
@@ -77,7 +77,7 @@ class AlarmRule(ABC):
     ...     def faults(self, rows):
     ...         loss = rows.run_value("loss")
     ...         return {"loss": Fault(None, None, f"the loss is {loss}")} if loss and loss > 5 else {}
-    >>> from rankscope.runs.training import TRAINING
+    >>> from rankscope.trainings.training import TRAINING
     >>> rows = pl.DataFrame([{"step": 10, "metric": "loss", "value": 7.5}], schema=TRAINING)
     >>> HighLoss(patience=1, action="warn").on_measurement(rows, 10)[0].sentence
     'Step 10: the loss is 7.5. Lower the learning rate.'

@@ -6,7 +6,7 @@ the table of the forecast; if that differs by more than another draw of weights 
 network. From half of the planned steps on: whether the loss is below what counts as learning, with the probability.
 
 What is compared is kept as plain numbers, so that a checkpoint restores it. `described` is what goes into the
-manifest of the run, where `rankscope.runs.training`, `rankscope follow` and the report find its sentences.
+manifest of the run, where `rankscope.trainings.training`, `rankscope follow` and the report find its sentences.
 """
 
 import math

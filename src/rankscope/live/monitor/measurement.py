@@ -17,7 +17,8 @@ from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
-from rankscope.runs.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
+from rankscope.trainings import TrainingRun
+from rankscope.trainings.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
 
 ENTRY = "training"  # the entry of the run folder's manifest
 
@@ -71,7 +72,7 @@ class RunWriter:
         self.certificates: Journal | None = None
         self.waiting: list[Alarm] = []  # alarms that could not be written yet
         try:
-            self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
+            self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest, TrainingRun.kind)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
             if certified or CERTIFICATES_TABLE in self.store.run.names:
                 self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)

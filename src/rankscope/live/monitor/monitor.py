@@ -39,8 +39,10 @@ from rankscope.live.notes import describe_model, layout_note
 from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
+from rankscope.results import card
 from rankscope.runs import manifest_of, read
-from rankscope.runs.training import in_stack
+from rankscope.trainings import read_training
+from rankscope.trainings.training import in_stack
 
 LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
 T = TypeVar("T")
@@ -100,7 +102,7 @@ class Monitor:
     >>> with Monitor(model, "relative_mu", every=2, probe=torch.randn(2, 5, 8), run=tempfile.mkdtemp()) as m:
     ...     for _ in range(4):
     ...         m.step(loss=1.0)
-    >>> rankscope.read(m.run).table("training")["step"].unique().sort().to_list()
+    >>> rankscope.read(m.run).tables["training"]["step"].unique().sort().to_list()
     [0, 2, 4]
     """
 
@@ -222,6 +224,15 @@ class Monitor:
     def __repr__(self) -> str:
         what = "a probe" if self.probe is not None else "training batches"
         return f"Monitor({type(self.model).__name__}, {what} every {self.every} steps, at step {self.steps})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was measured so far, as the run folder has it, and what is not."""
+        rows, draw = [["measured on", self._what.partition("measured on ")[2]], ["step", f"{self.steps:,}"]], None
+        if self._run_writer is not None and self.last is not None:
+            run = read_training(self._run_writer.store.folder)
+            rows += [["so far", run.sentence]]
+            draw = run.plot if run.metrics else None
+        return card(repr(self), draw, ("", ""), rows, self.notes)
 
     @property
     def steps(self) -> int:

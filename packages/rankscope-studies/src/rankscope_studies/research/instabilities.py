@@ -8,7 +8,7 @@
 
 A GPT (4 layers of width 64, torch's fused attention) learns the next character for `CALM` steps under a `Monitor`. Then
 it goes on, and is disturbed in one of the `WAYS`, more and more. The loss shows it at its first spike
-(`runs/spikes.py`), or when its mean over 16 steps is `RISEN` nats above that of the last 200 calm steps, whichever is
+(`trainings/spikes.py`), or when its mean over 16 steps is `RISEN` nats above that of the last 200 calm steps, whichever is
 first. `report` prints which signals had left their band before that, by how many steps, and how often the same signals
 do so in quiet runs at a step that is drawn. `rules` replays the monitor's alarm rules over the same measurements.
 """
@@ -36,7 +36,7 @@ import rankscope
 from rankscope.files import atomic
 from rankscope.lab import NextCharacter
 from rankscope.live import Monitor, default_rules
-from rankscope.runs import SURE, Signal, find_spikes, order_of_events, read_signals
+from rankscope.trainings import SURE, Signal, find_spikes, order_of_events, read_signals
 from rankscope.workers import run_pieces
 
 CALM, DISTURBED, EVERY = 1000, 400, 4
@@ -201,7 +201,7 @@ def train(piece: tuple[str, int], folder: Path, steps: int = DISTURBED, calm: in
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
         torch.save(state, home / "state.pt")
     else:
-        table = rankscope.read(home / "run").table("training")
+        table = rankscope.read(home / "run").tables["training"]
         numbers = pl.col("value", "floor", "most").cast(pl.Float32)
         table = table.select("step", "layer", "head", "metric", numbers, "samples", "broken")
         table.write_parquet(home / "measurements.parquet", compression="zstd")

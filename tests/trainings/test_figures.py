@@ -13,9 +13,10 @@ from rankscope.figures.description import Heatmap, Line, Points
 from rankscope.figures.drawing import plot
 from rankscope.figures.page import page_figure
 from rankscope.live.monitor.measurement import Measurement
-from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import TRAINING, read_training
-from tests.trainings import ALARM, falling, learned, measurement, opened, row, written
+from rankscope.trainings import read_training
+from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.trainings.training import TRAINING
+from tests.made_trainings import ALARM, falling, learned, measurement, opened, row, written
 
 
 def test_a_map_has_a_cell_for_each_layer_and_step_and_a_ring_for_its_alarm(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ import polars as pl
 
 from rankscope.errors import FileError
 from rankscope.extras import need
-from rankscope.runs.spikes import Signal, SpikeReport, find_spikes, order_of_events
-from rankscope.runs.training import TrainingRun, read_training
+from rankscope.trainings.spike_report import Spikes
+from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
+from rankscope.trainings.training import TrainingTables, read_tables
 
 STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step",
         "train/global_step")  # fmt: skip
@@ -54,7 +55,7 @@ def read_signals(sources: Sequence[str | Path]) -> list[Signal]:
     return list(signals.values())
 
 
-def run_signals(training: TrainingRun) -> list[Signal]:
+def run_signals(training: TrainingTables) -> list[Signal]:
     """The numbers of a training run over its steps, one signal for each metric, layer and head.
 
     Of the loss, the largest since the last measurement counts, so that no spike is averaged away, and of largest logits
@@ -63,14 +64,14 @@ def run_signals(training: TrainingRun) -> list[Signal]:
     return _of_run(training.table)
 
 
-def run_loss(training: TrainingRun) -> Signal | None:
+def run_loss(training: TrainingTables) -> Signal | None:
     """The loss of a training run; None if it has none."""
     rows = training.table.filter(pl.col("layer").is_null())
     rows = rows.filter(pl.col("metric").str.to_lowercase().is_in(LOSS))
     return split_loss(_of_run(rows))[0] if rows.height else None
 
 
-def run_events(training: TrainingRun) -> SpikeReport | None:
+def run_events(training: TrainingTables) -> Spikes | None:
     """The loss spikes of a training run and what came before each; None if the run has no loss.
 
     Of 5,000 measurements, a run without a spike takes some hundredths of a second, one with spikes and 500 signals some
@@ -108,7 +109,7 @@ def _read(source: Path) -> list[Signal]:
     if source.is_dir():
         if any(source.rglob("events.out.tfevents*")):
             return _tensorboard(source)
-        return run_signals(read_training(source))
+        return run_signals(read_tables(source, TrainingTables))
     if not source.is_file():
         raise FileError(
             f"a run folder, or a table of numbers by step, must be at {source}; nothing is", subject=str(source)

@@ -8,9 +8,10 @@ import polars as pl
 
 from rankscope.errors import FileError, MetricError
 from rankscope.runs import Store
-from rankscope.runs.training import decades, read_training, stamp
+from rankscope.trainings import read_training
+from rankscope.trainings.training import decades, stamp
+from tests.made_trainings import ALARM, falling, learned, measurement, opened, row, written
 from tests.raising import raises
-from tests.trainings import ALARM, falling, learned, measurement, opened, row, written
 
 
 def test_a_grid_has_the_mean_over_heads_and_nan_where_there_is_no_number(tmp_path: Path) -> None:

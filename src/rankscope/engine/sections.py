@@ -1,4 +1,4 @@
-"""The section of a sweep: a metric in small multiples, factor by factor, every cell in a table to sort."""
+"""What a sweep is shown as: a metric in small multiples, factor by factor, every cell in a table to sort."""
 
 import math
 from dataclasses import dataclass
@@ -6,14 +6,12 @@ from itertools import permutations
 
 import polars as pl
 
-from rankscope.cards import counted
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
-from rankscope.engine.views import SweepView, metrics_of, view_of
-from rankscope.extras import listed
+from rankscope.engine.views import SweepView
+from rankscope.extras import counted, listed
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
-from rankscope.report.content import Plot, Section, Table, sentence
-from rankscope.runs import Run
+from rankscope.results import Plot, Section, Table, sentence
 
 ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
 """Cells at either end, rows of the table, reasons of failures, and ways to arrange the curves, at most."""
@@ -21,7 +19,7 @@ ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
 
 @dataclass(frozen=True, eq=False)
 class Swept:
-    """What a page shows of a sweep."""
+    """What is shown of a sweep."""
 
     views: dict[str, SweepView]  # By metric
     failed: pl.DataFrame  # `cell`, factors, `reason`
@@ -32,15 +30,6 @@ class Swept:
     def first(self) -> SweepView:
         """The metric that the page is about."""
         return next(iter(self.views.values()))
-
-
-def read_sweep(stored: Run) -> Swept:
-    """The sweep in a run folder."""
-    first = view_of(stored)
-    views = {name: first if name == first.metric else view_of(stored, name) for name in metrics_of(stored)}
-    cells = stored.table("cells")
-    failed = cells.filter(pl.col("reason").is_not_null())
-    return Swept(views or {first.metric: first}, failed, len(cells), int(cells["done"].sum()))
 
 
 def sweep_sentences(swept: Swept) -> str:
@@ -69,12 +58,12 @@ def sweep_sections(swept: Swept) -> list[Section]:
     sections = []
     if len(view.cells):
         lead = f"{counted(len(view.cells), 'cell')}; what differs is {listed(view.varied) or 'nothing'}."
-        sections.append(Section("sweep", "By layer, in small multiples", lead, [_curves(swept)]))
+        sections.append(Section("By layer, in small multiples", lead, [_curves(swept)], key="sweep"))
         if view.varied:
-            sections.append(Section("factors", "Factor by factor, at the last layer", plots=[_levels(swept)]))
-        sections.append(Section("cells", "Cells", tables=[_ends(view), _cells(swept)]))
+            sections.append(Section("Factor by factor, at the last layer", plots=[_levels(swept)], key="factors"))
+        sections.append(Section("Cells", tables=[ends_table(view), _cells(swept)]))
     if len(swept.failed):
-        sections.append(Section("failures", "Failures", tables=[_failures(swept)]))
+        sections.append(Section("Failures", tables=[_failures(swept)]))
     return sections
 
 
@@ -99,7 +88,7 @@ def _levels(swept: Swept) -> Plot:
     return Plot("factors", views, sentence("sweep", "factors", few=few))
 
 
-def _ends(view: SweepView) -> Table:
+def ends_table(view: SweepView) -> Table:
     """The cells where tokens are nearest to uniform, and those where they are farthest apart."""
     known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
     size = min(ENDS, len(known) // 2) or len(known)

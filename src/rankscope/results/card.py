@@ -1,4 +1,4 @@
-"""How an object shows itself in a notebook: a card with a figure and a small table.
+"""How an object shows itself: in a notebook a card with a figure and a small table, in a terminal a few lines.
 
 A card is plain HTML with its styles inside it and a PNG for each panel of its figure: no script, style sheet or
 address. So it looks the same in a live cell, in a notebook that nobody trusts, in editors that sanitise what they
@@ -12,6 +12,7 @@ import base64
 from collections.abc import Callable, Sequence
 from html import escape
 from itertools import pairwise
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rankscope.extras import installed
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ROWS = 12  # Lines of a table at most; the rest is counted
 LONGEST = 60  # Characters of a cell at most
+TEXT_LINES, WIDTH, ROWS_KEPT = 12, 96, 6  # Lines of text at most, characters of one, and lines that rows keep
 MARGIN = 8  # Pixels of white around a panel
 
 EDGE = 4  # Pixels around an image, in which its tile is seen
@@ -58,32 +60,60 @@ def card(
     return "\n".join([*parts, "</div>"])
 
 
-def lines(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """The plain text for a terminal: a title, and a few aligned lines beneath."""
-    shown = [[short(cell) for cell in row] for row in rows[:ROWS]]
+def lines(
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sentences: Sequence[str] = (),
+    most: int | None = None,
+    longest: int = LONGEST,
+) -> str:
+    """The plain text for a terminal: a title, sentences, and a table in aligned lines.
+
+    Args:
+        title: The first line; none if it is empty.
+        headings: Of the table's columns; no line of them if all are empty.
+        rows: Its rows; `most` of them, or as many as make a dozen lines with all else.
+        sentences: What is said above the table, cut where a few rows would find no room.
+        most: Rows at most.
+        longest: Characters of a cell at most.
+    """
+    said = [line for sentence in sentences for line in wrap(sentence, WIDTH, break_on_hyphens=False)]
+    head = [headings] if any(headings) else []
+    room = TEXT_LINES - 1 - min(len(head) + len(rows), ROWS_KEPT)
+    said = said if len(said) <= room else [*said[: room - 1], f"{said[room - 1][: WIDTH - 1]}…"]
+    if most is None:
+        most = TEXT_LINES - 1 - len(said) - len(head)
+        most -= len(rows) > most  # the line that counts the rest
+    shown = [[short(cell, longest) for cell in row] for row in [*head, *rows[:most]]]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
-    more = [f"... and {len(rows) - ROWS} more"] if len(rows) > ROWS else []
-    return "\n  ".join([title, *text, *more])
+    more = [f"... and {len(rows) - most} more"] if len(rows) > most else []
+    return "\n".join([*([title] if title else []), *(f"  {line}" for line in [*said, *text, *more])])
 
 
-def short(text: str) -> str:
+def whole(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """The lines of a table of which nothing is cut: aligned, or where that is too wide, a paragraph for each row."""
+    aligned = lines(title, headings, rows, most=len(rows), longest=10**6).splitlines()
+    if all(len(line) <= width for line in aligned):
+        return aligned
+    paragraphs = [title] if title else []
+    for row in rows:
+        named = [f"{heading} {cell}" for heading, cell in zip(headings[1:], row[1:], strict=True) if cell]
+        text = f"{row[0]}: {'; '.join(named)}"
+        indents = {"initial_indent": "  ", "subsequent_indent": "    "}
+        paragraphs += wrap(text, width, break_on_hyphens=False, **indents)  # type: ignore[arg-type]
+    return paragraphs
+
+
+def short(text: str, longest: int = LONGEST) -> str:
     """The text on one line, cut to the length of a cell.
 
     >>> short("a" * 100) == "a" * 59 + "…"
     True
     """
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-
-
-def counted(count: int, noun: str) -> str:
-    """A count and its noun, in the plural unless it is one.
-
-    >>> counted(1, "layer"), counted(2, "layer")
-    ('1 layer', '2 layers')
-    """
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

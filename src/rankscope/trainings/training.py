@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
@@ -59,10 +59,10 @@ CERTIFICATES: dict[str, Any] = {
     "why": pl.String,  # the first hypothesis that fails, with its number
 }  # the columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step
 READ = {
-    TRAINING_TABLE: (TRAINING, "step layer head metric value most floor samples broken"),
-    ALARMS_TABLE: (ALARMS, "step since rule layer head action sentence"),
-    CERTIFICATES_TABLE: (CERTIFICATES, "step theorem kind quantity met_to says_at log10_bound log10_measured why"),
-}  # the schema of each table, and the columns that are read here
+    TRAINING_TABLE: (TRAINING, "spread least"),
+    ALARMS_TABLE: (ALARMS, ""),
+    CERTIFICATES_TABLE: (CERTIFICATES, "log10_size slack broken"),
+}  # the schema of each table, and columns that nothing here needs: null where a table lacks them
 PATHS = "paths_"  # the prefix of the names of path shares
 LEARNING = ("grad_", "update_")  # the prefixes of the names of gradients and updates
 NAMES = {
@@ -106,9 +106,12 @@ class Grid(NamedTuple):
         return {step: float(np.log10(x)) for step, x, noise in columns if 0 < x < np.inf and not noise}
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingRun:
-    """A training run as far as it is written; see `read_training`."""
+R = TypeVar("R", bound="TrainingTables")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingTables:
+    """The numbers of a training run as far as it is written; `TrainingRun` (`run.py`) shows them."""
 
     folder: Path
     manifest: Manifest
@@ -213,20 +216,20 @@ class TrainingRun:
         return [str(name) for name in names.unique(maintain_order=True)]
 
 
-def read_training(folder: str | Path) -> TrainingRun:
-    """The training run in a folder, as far as it is written; raises FileError if there is none."""
+def read_tables(folder: str | Path, kind: type[R]) -> R:
+    """The training run in a folder as an object of this class; raises FileError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileError(f"a training run is read from its folder; there is none at {folder}", subject=str(folder))
     for _ in range(ATTEMPTS - 1):
         try:
-            return _read(folder)
+            return _read(folder, kind)
         except FileError:
             # A run that goes back to a checkpoint removes files that the manifest, read before, still lists.
             if TRAINING_TABLE not in read(folder).names:
                 raise
             time.sleep(0.05)
-    return _read(folder)
+    return _read(folder, kind)
 
 
 def stamp(folder: str | Path) -> str:
@@ -289,7 +292,7 @@ def decades(values: np.ndarray) -> float:
     return float(np.log10(positive.max() / positive.min())) if spans else 0.0
 
 
-def _read(folder: Path) -> TrainingRun:
+def _read(folder: Path, kind: type[R]) -> R:
     run = read(folder)
     if TRAINING_TABLE not in run.names:
         sentence = f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
@@ -297,16 +300,17 @@ def _read(folder: Path) -> TrainingRun:
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
     notes: list[str] = []
     table, alarms, certificates = (_table(run, name, notes) for name in READ)
-    return TrainingRun(folder, manifest, table, alarms.sort("step"), certificates, tuple(notes))
+    return kind(folder, manifest, table, alarms.sort("step"), certificates, tuple(notes))
 
 
 def _table(run: Run, name: str, notes: list[str]) -> pl.DataFrame:
     """A table with its columns, each of its type, without rows if the run has none; raises if damaged. Sentences on
     lines that are left out are added to `notes`."""
-    path, (schema, names) = str(run.folder / name), READ[name]
-    columns = {column: schema[column] for column in names.split()}
+    path, (columns, unneeded) = str(run.folder / name), READ[name]
     table, left_out = run.table_and_notes(name) if name in run.names else (pl.DataFrame(schema=columns), [])
     notes += left_out
+    lacking = [column for column in unneeded.split() if column not in table.columns]
+    table = table.with_columns(pl.lit(None, columns[column]).alias(column) for column in lacking)
     try:
         table = table.select(pl.col(column).cast(kind) for column, kind in columns.items())
     except pl.exceptions.PolarsError as error:

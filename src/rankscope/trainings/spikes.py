@@ -21,13 +21,13 @@ at most c is there by accident). Quiet steps close to each other are not indepen
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from rankscope.errors import FileError
+from rankscope.trainings.spike_report import EVENTS, Spike, Spikes
 
 DEVIATIONS, WINDOW = 7.0, 1000  # OLMo 2's: how far a spike is away, and over how many values the mean goes
 SHORT = 50  # The least window
@@ -41,11 +41,6 @@ RETURNS = 0.25  # The share of values that may lie inside the band after it was 
 NORMAL = 1.4826  # The standard deviation of a normal variable over its median distance from the median
 ROUGH = 1e-6  # The least spread of a signal, as a share of its median: one that was constant has none of its own
 QUIET = 2000  # Quiet steps that are looked at, evenly spread, at most
-SURE = 0.05  # The adjusted chance up to which a lead is spoken of
-EVENTS: dict[str, Any] = {
-    "spike": pl.Int64, "signal": pl.String, "layer": pl.Int64, "head": pl.Int64, "step": pl.Int64, "lead": pl.Int64,
-    "direction": pl.Int64, "distance": pl.Float64, "chance": pl.Float64, "adjusted": pl.Float64,
-}  # fmt: skip
 
 
 class Signal(NamedTuple):
@@ -56,94 +51,6 @@ class Signal(NamedTuple):
     values: np.ndarray
     layer: int | None = None
     head: int | None = None
-
-
-class Spike(NamedTuple):
-    """A loss spike: the steps where it begins and ends, its highest value, and by how many standard deviations that
-    is above the mean before it."""
-
-    first: int
-    last: int
-    peak: float
-    deviations: float
-
-    @property
-    def description(self) -> str:
-        """What the loss does there, in words."""
-        return f"rises to {self.peak:.3g}" if math.isfinite(self.peak) else "is no number"
-
-
-class Event(NamedTuple):
-    """A signal that left its band before a spike, at one place or at several at once.
-
-    Args:
-        signal: Its name.
-        place: Layers and heads, in words; empty for a number of the whole run.
-        lead: Steps before the spike.
-        rose: True if it rose, False if it fell.
-        chance: The largest adjusted chance of these places.
-    """
-
-    signal: str
-    place: str
-    lead: int
-    rose: bool
-    chance: float
-
-
-@dataclass(frozen=True)
-class SpikeReport:
-    """The spikes of a run, and what came before each.
-
-    Args:
-        score: OLMo 2's spike score of the loss, in percent.
-        spikes: Every spike, in order.
-        events: Signals that had left their band when a spike began, the earliest of each spike first: spike (its
-            number, from 0) · signal · layer · head · step (the first outside the band) · lead (in steps) · direction (1
-            upwards, -1 downwards) · distance (from the median, in spreads, at the farthest) · chance · adjusted.
-        signals: How many signals were looked at.
-    """
-
-    score: float
-    spikes: list[Spike]
-    events: pl.DataFrame
-    signals: int
-
-    @property
-    def sentences(self) -> list[str]:
-        """What happened, spike by spike."""
-        if not self.spikes:
-            return [f"The loss has no spike; its spike score is {self.score:.2g}%."]
-        count = "1 spike" if len(self.spikes) == 1 else f"{len(self.spikes)} spikes"
-        lines = [f"The loss has {count}; its spike score is {self.score:.2g}%."]
-        for index, spike in enumerate(self.spikes):
-            came = self.sure(index)
-            before = f"before it {self.none_left}"
-            if came.height:
-                before = f"before it {'; then '.join(map(_words, came.head(3).iter_rows(named=True)))}"
-                before += f"; {came.height} of {self.signals} signals did so" if came.height > 3 else ""
-            lines.append(f"At step {spike.first} the loss {spike.description}; {before}.")
-        return lines
-
-    @property
-    def none_left(self) -> str:
-        """The sentence for a spike before which no signal left its band for sure."""
-        return f"none of {self.signals} signals left its band for sure"
-
-    def sure(self, number: int) -> pl.DataFrame:
-        """The events before the spike of this number whose adjusted chance is at most `SURE`, the earliest first."""
-        return self.events.filter(pl.col("spike") == number, pl.col("adjusted") <= SURE)
-
-    def order(self, number: int) -> list[Event]:
-        """What `sure` has, for a reader: layers and heads at which a signal moved at the same step are one event."""
-        groups = self.sure(number).group_by("signal", "lead", "direction", maintain_order=True)
-        return [
-            Event(str(signal), places_of(rows), int(lead), int(direction) > 0, float(rows["adjusted"].to_numpy().max()))
-            for (signal, lead, direction), rows in groups
-        ]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.sentences)
 
 
 def deviations_from_mean(values: Any, window: int = WINDOW, outlier: float = math.inf) -> np.ndarray:
@@ -222,7 +129,7 @@ def find_spikes(loss: Signal, window: int | None = None, deviations: float = DEV
 
 def order_of_events(
     loss: Signal, signals: Sequence[Signal], *, window: int | None = None, deviations: float = DEVIATIONS
-) -> SpikeReport:
+) -> Spikes:
     """Find the spikes of a loss, and which signals left their band before each, in the order in which they did.
 
     Args:
@@ -265,7 +172,7 @@ def order_of_events(
         adjusted[mine] = _adjusted(table["chance"].to_numpy()[mine], len(signals))
     table = table.with_columns(adjusted=pl.Series(adjusted, dtype=pl.Float64))
     table = table.sort("spike", "step", "adjusted", "signal", maintain_order=True)
-    return SpikeReport(spike_score(loss.values, window or WINDOW, deviations), spikes, table, len(signals))
+    return Spikes(spike_score(loss.values, window or WINDOW, deviations), spikes, table, len(signals))
 
 
 def _by_steps(signals: Iterable[Signal]) -> list[list[Signal]]:
@@ -329,29 +236,3 @@ def _adjusted(chances: np.ndarray, count: int) -> np.ndarray:
     adjusted = np.empty(len(chances))
     adjusted[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
     return adjusted
-
-
-def _words(row: dict[str, Any]) -> str:
-    """One signal that left its band, in words."""
-    of = "" if row["layer"] is None else f" of layer {row['layer']}"
-    of += "" if row["head"] is None else f", head {row['head']},"
-    way = "rose" if row["direction"] > 0 else "fell"
-    return f"{row['signal']}{of} {way} {row['lead']} steps earlier (chance {row['adjusted']:.2g})"
-
-
-def places_of(rows: pl.DataFrame) -> str:
-    """The layers and heads of some events, in words.
-
-    >>> places_of(pl.DataFrame({"layer": [2, 3, 4, 7], "head": [None] * 4}))
-    'layers 2–4, 7'
-    >>> places_of(pl.DataFrame({"layer": [2, 2, 3], "head": [0, 5, 1]}))
-    '3 heads of layers 2–3'
-    """
-    layers, heads = sorted(rows["layer"].drop_nulls().unique().to_list()), rows["head"].drop_nulls().to_list()
-    if not layers:
-        return ""
-    begins = [k for k, layer in enumerate(layers) if not k or layer != layers[k - 1] + 1]
-    runs = [layers[begin:end] for begin, end in zip(begins, [*begins[1:], len(layers)], strict=True)]
-    numbers = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-    words = f"layer{'s' * (len(layers) > 1)} {numbers}"
-    return words if not heads else f"{words}, head {heads[0]}" if len(heads) == 1 else f"{len(heads)} heads of {words}"

@@ -1,4 +1,4 @@
-"""Where the steps of a training stand on the axis of its figures (`runs/figures.py`).
+"""Where the steps of a training stand on the axis of its figures (`trainings/figures.py`).
 
 Checkpoints are often kept at steps that double: 10, 20, 40, ... At their numbers, most of them would share a sliver
 at the left edge. Such measurements stand side by side instead, each with its step below it.

@@ -1,6 +1,12 @@
-"""What a page is made of: figures, tables and sentences on how to read them, in sections."""
+"""What a result is shown as: sections, each a heading, a sentence, and pictures or tables under it.
 
+Every room makes the `sections` of its own results; `result.py` shows them as a card, as text and as a figure, and the
+report (`rankscope.report`) as a chapter. A picture is a `Chart`, drawn by whoever shows it.
+"""
+
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -23,8 +29,8 @@ class Table:
     """A table as text: headings, rows, and which cells are only noise."""
 
     title: str
-    headings: list[str]
-    rows: list[list[str]]
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
     marked: set[tuple[int, int]] = field(default_factory=set)  # Cells (row, column) that are only noise
     note: str = ""
     wordy: bool = False  # Holds sentences, not numbers
@@ -40,7 +46,7 @@ class Plot:
 
     key: str
     views: Views
-    caption: str
+    caption: str = ""
     small: bool = False
 
     @property
@@ -48,18 +54,40 @@ class Plot:
         """The kind of figure: curves, cloud, bounds, ..., or a small one."""
         return "small" if self.small else self.key.partition("-")[0]
 
+    @property
+    def chart(self) -> Chart:
+        """The chart that is shown first, or alone."""
+        return self.views[0][1]
+
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and what stands under it.
 
-    key: str
-    title: str
-    lead: str = ""
+    Args:
+        heading: What the section is about.
+        sentence: What it says, or how to read it.
+        plots: Its pictures.
+        tables: Its tables.
+        notes: What a reader should know before.
+        pictures: Of studies: a title and the picture as a data URI, for each.
+        key: A word that a page finds it by; made from the heading if left out.
+
+    >>> Section("What each head does", "Four heads carry most of it.").key
+    'what-each-head-does'
+    """
+
+    heading: str
+    sentence: str = ""
     plots: list[Plot] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pictures: list[dict[str, str]] = field(default_factory=list)  # Of studies: a title and the picture as a data URI
+    pictures: list[dict[str, str]] = field(default_factory=list)
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", re.sub(r"\W+", "-", self.heading.lower()).strip("-"))
 
     @property
     def holds_something(self) -> bool:

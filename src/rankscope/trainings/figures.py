@@ -13,8 +13,8 @@ import polars as pl
 
 from rankscope.figures import description as fig
 from rankscope.figures.style import ALARM, LISTED, evenly
-from rankscope.runs.step_axis import StepAxis
-from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, split_stack, title_of
+from rankscope.trainings.step_axis import StepAxis
+from rankscope.trainings.training import NAMES, Grid, TrainingTables, decades, split_stack, title_of
 
 STEPS = 300  # steps drawn at most
 LINES, FEW = 9, 6  # layers that have a line at most: in a chart of one panel, of several
@@ -22,14 +22,7 @@ MARKS = 40  # steps with alarms that are marked at most
 MARKED = 40  # steps up to which each has a mark on its line: a single one must be seen
 
 
-def metric_title(metric: str) -> fig.Formula:
-    """The symbol of a metric, as an axis has it."""
-    from rankscope.metrics import symbol_of  # with torch, which is not waited for before a page has its address
-
-    return fig.Formula(symbol_of(metric), symbol_of(metric, tex=True))
-
-
-def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
+def layer_map(training: TrainingTables, metric: str) -> fig.Chart:
     """A metric by layer and step, its value as a colour: the logarithm where values span over two decades."""
     grid = _thinned(training, training.grid(metric))
     seen = np.where(grid.noise, np.nan, grid.value)  # the scale is that of what is no rounding noise
@@ -55,7 +48,7 @@ def layer_map(training: TrainingRun, metric: str) -> fig.Chart:
     return fig.Chart([panel], _table([grid]), alt, legend=False, height=height, kept=metric)
 
 
-def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
+def layer_curves(training: TrainingTables, metrics: Sequence[str]) -> fig.Chart:
     """A panel for each metric over the steps, a line for each layer, from dark to light with depth."""
     grids = [_thinned(training, training.grid(metric)) for metric in metrics]
     several, time = len(grids) > 1, StepAxis.of(training.steps)
@@ -80,7 +73,7 @@ def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> fig.Chart:
     return fig.Chart(panels, _table(grids), alt, columns=columns, shared=several, kept=kept)
 
 
-def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
+def run_curves(training: TrainingTables, names: Sequence[str]) -> fig.Chart:
     """A panel for each number of the whole run, as the loss and the learning rate, over the steps."""
     panels, time = [], StepAxis.of(training.steps)
     rows: list[tuple[str, int, float]] = []
@@ -99,7 +92,7 @@ def run_curves(training: TrainingRun, names: Sequence[str]) -> fig.Chart:
     return fig.Chart(panels, table, alt, columns=min(2, len(names)), legend=False, kept="run")
 
 
-def side_by_side(runs: Mapping[str, TrainingRun], metric: str) -> fig.Chart:
+def side_by_side(runs: Mapping[str, TrainingTables], metric: str) -> fig.Chart:
     """Several runs over the steps, by name: their loss, and a metric at the last layer of each, a line for each run."""
     ends_of = {name: _last_layer(training, metric) for name, training in runs.items()}
     losses = {name: _thinned(training, _loss(training)) for name, training in runs.items()}
@@ -133,20 +126,20 @@ def side_by_side(runs: Mapping[str, TrainingRun], metric: str) -> fig.Chart:
     return fig.Chart(panels, table, alt, columns=min(2, len(panels)), shared=True, kept=f"runs {metric}")
 
 
-def _last_layer(training: TrainingRun, metric: str) -> Grid:
+def _last_layer(training: TrainingTables, metric: str) -> Grid:
     """The values of a metric at the last layer that has it; without a layer where none has."""
     grid = _thinned(training, training.grid(metric))
     return grid._replace(layers=grid.layers[-1:], value=grid.value[-1:], floor=grid.floor[-1:])
 
 
-def _loss(training: TrainingRun) -> Grid:
+def _loss(training: TrainingTables) -> Grid:
     """The loss as if it were of one layer, or of none if there is none."""
     steps, values = training.scalar("loss")
     value = np.array([values] if steps else [], dtype=float).reshape(int(bool(steps)), len(steps))
     return Grid("loss", steps, [0] if steps else [], value, np.zeros_like(value), 0)
 
 
-def path_shares(training: TrainingRun) -> fig.Chart:
+def path_shares(training: TrainingTables) -> fig.Chart:
     """What paths of each length carry of the output, over the steps."""
     names, lines, time = training.lengths, [], StepAxis.of(training.steps)
     rows: list[tuple[str, int, float]] = []
@@ -188,12 +181,12 @@ def _shade(k: int, of: Sequence[object]) -> str:
     return fig.ordered_colour(k / max(1, len(of) - 1))
 
 
-def _over_steps(training: TrainingRun, y: fig.Axis, lines: list[fig.Line], heading: str = "") -> fig.Panel:
+def _over_steps(training: TrainingTables, y: fig.Axis, lines: list[fig.Line], heading: str = "") -> fig.Panel:
     time = StepAxis.of(training.steps)
     return fig.Panel(time.axis(), y, lines, heading, _flags(training, time))
 
 
-def _thinned(training: TrainingRun, grid: Grid) -> Grid:
+def _thinned(training: TrainingTables, grid: Grid) -> Grid:
     """At most `STEPS` steps: the first, the last and those with alarms among them."""
     if len(grid.steps) <= STEPS:
         return grid
@@ -224,7 +217,7 @@ def _value_axis(title: fig.Formula | str, powers: fig.Powers | None, values: np.
     return fig.Axis(title, powers, range=(min(0.0, 2 * high), max(0.0, 2 * high)) if flat else None)
 
 
-def _flags(training: TrainingRun, time: StepAxis) -> list[fig.Flag]:
+def _flags(training: TrainingTables, time: StepAxis) -> list[fig.Flag]:
     """The latest steps with an alarm, with its sentences."""
     sentences: dict[int, list[str]] = {}
     for row in training.alarms.iter_rows(named=True):
@@ -241,7 +234,7 @@ def _edges(places: list[float]) -> tuple[float, float] | None:
     return 1.5 * places[0] - 0.5 * places[1], 1.5 * places[-1] - 0.5 * places[-2]
 
 
-def _rings(training: TrainingRun, grid: Grid, time: StepAxis) -> list[fig.Points]:
+def _rings(training: TrainingTables, grid: Grid, time: StepAxis) -> list[fig.Points]:
     """Where an alarm names a layer of the stack that is drawn, a ring at its place."""
     stack = split_stack(grid.metric)[1]
     others = [name for name in {split_stack(metric)[1] for metric in training.metrics} if name not in ("", stack)]
@@ -262,7 +255,11 @@ def _wrapped(sentence: object) -> str:
 
 def _unit(metric: str) -> fig.Formula | str:
     plain = split_stack(metric)[0]
-    return title_of(metric) if plain in NAMES else metric_title(plain)
+    if plain in NAMES:
+        return title_of(metric)
+    from rankscope.metrics import symbol_of  # with torch, which is not waited for before a page has its address
+
+    return fig.Formula(symbol_of(plain), symbol_of(plain, tex=True))
 
 
 def _number(value: float) -> str:

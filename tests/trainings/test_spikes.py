@@ -18,11 +18,11 @@ from torch import nn
 from rankscope import Monitor
 from rankscope.errors import FileError
 from rankscope.live.monitor.measurement import Measurement
-from rankscope.runs import spikes as module
-from rankscope.runs.signals import read_signals, run_events, split_loss
-from rankscope.runs.spikes import Signal, deviations_from_mean, find_spikes, order_of_events, spike_score
-from rankscope.runs.training import read_training
-from tests.trainings import opened, spiking
+from rankscope.trainings import read_training
+from rankscope.trainings import spikes as module
+from rankscope.trainings.signals import read_signals, run_events, split_loss
+from rankscope.trainings.spikes import Signal, deviations_from_mean, find_spikes, order_of_events, spike_score
+from tests.made_trainings import opened, spiking
 
 STEPS = np.arange(600)
 

@@ -1,24 +1,22 @@
-"""The report's sections on a training run: measurements as maps and curves, alarms, certificates; loss spikes.
-
-`report/reported_run.py` reads the run; `report/chapter.py` calls `training_sentences`, `report/sections.py`
-calls `training_sections`.
-"""
+"""What a training run is shown as: measurements as maps and curves, alarms, certificates; and its sentences."""
 
 from math import isfinite
+from typing import TYPE_CHECKING
 
-from rankscope.cards import counted
-from rankscope.report.content import Plot, Section, Table, sentence
-from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.signals import run_events, run_loss
-from rankscope.runs.spikes import SURE, SpikeReport, find_spikes
-from rankscope.runs.training import TrainingRun, title_of
-from rankscope.theory.views import BoundView, quantity, summary_views
+from rankscope.extras import counted
+from rankscope.results import Plot, Section, Table, sentence
+from rankscope.trainings.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.trainings.signals import run_events, run_loss
+from rankscope.trainings.spikes import find_spikes
+from rankscope.trainings.training import TrainingTables, title_of
+
+if TYPE_CHECKING:
+    from rankscope.theory.views import BoundView
 
 MAPS, PANELS, ALARMS = 8, 6, 200  # Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most
-SPIKES, EVENTS = 8, 12  # Spikes that have a table, the latest ones, and rows of each, at most
 
 
-def training_sentences(training: TrainingRun) -> str:
+def training_sentences(training: TrainingTables) -> str:
     """A summary in words: how many alarms there were, the first of them, and how the loss went."""
     if not training.steps:
         return "Nothing was measured yet."
@@ -41,7 +39,7 @@ def training_sentences(training: TrainingRun) -> str:
     return " ".join(sentences)
 
 
-def training_sections(training: TrainingRun) -> list[Section]:
+def training_sections(training: TrainingTables) -> list[Section]:
     """The section of what was measured, and that of loss spikes if there are any; none if nothing was measured yet."""
     if not training.steps:
         return []
@@ -72,34 +70,12 @@ def training_sections(training: TrainingRun) -> list[Section]:
     notes = []
     if training.broken:
         notes.append(f"{counted(training.broken, 'reading')} of samples were no numbers: something overflowed.")
-    measured = Section("training", "The training, layer by step", lead, plots, _tables(training), notes)
-    return [measured, *_spikes(run_events(training))]
+    measured = Section("The training, layer by step", lead, plots, _tables(training), notes, key="training")
+    spikes = run_events(training)
+    return [measured, *([] if spikes is None else spikes.sections())]
 
 
-def _spikes(report: SpikeReport | None) -> list[Section]:
-    """The section of loss spikes, a table for each; none without a spike."""
-    if report is None or not report.spikes:
-        return []
-    tables, notes = [], []
-    for index, spike in list(enumerate(report.spikes))[-SPIKES:]:
-        where, events = f"step {spike.first:,}, where the loss {spike.description}", report.order(index)
-        if not events:
-            notes.append(f"Before {where}, {report.none_left}.")
-            continue
-        rows = []
-        for event in events[:EVENTS]:
-            way = "rose" if event.rose else "fell"
-            rows.append([title_of(event.signal), event.place, way, f"{event.lead:,}", f"{event.chance:.2g}"])
-        few = f" The first {EVENTS} of {len(events)}." if len(events) > EVENTS else ""
-        note = f"{report.sure(index).height} of {report.signals} signals left their band before it.{few}"
-        tables.append(Table(f"Before {where}", ["signal", "where", "moved", "steps before", "chance"], rows, note=note))
-    count, shown = len(report.spikes), min(SPIKES, len(report.spikes))
-    few = f" Shown are the last {shown}." if shown < count else ""
-    lead = sentence("spikes", "lead", count=counted(count, "spike"), sure=SURE, few=few)
-    return [Section("spikes", "Loss spikes, and what came before", lead, tables=tables, notes=notes)]
-
-
-def _tables(training: TrainingRun) -> list[Table]:
+def _tables(training: TrainingTables) -> list[Table]:
     tables = []
     if len(training.alarms):
         rows = [[_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)]
@@ -117,11 +93,13 @@ def _tables(training: TrainingRun) -> list[Table]:
     return tables
 
 
-def _proved(training: TrainingRun) -> list[Table]:
+def _proved(training: TrainingTables) -> list[Table]:
     """A table of what theorems say of the probe, at the first measurement with certificates and the last."""
     steps = sorted(training.certificates["step"].unique().to_list())
     if not steps:
         return []
+    from rankscope.theory.views import quantity, summary_views  # with torch, which reading a run does not need
+
     ends = list(dict.fromkeys((steps[0], steps[-1])))
     columns = [{view.theorem: view for view in summary_views(training.certificates.filter(step=step))} for step in ends]
     held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
@@ -138,7 +116,7 @@ def _proved(training: TrainingRun) -> list[Table]:
     return [Table("What is proved of the probe", heads, rows, note=note, titled=True)]
 
 
-def _bound(view: BoundView) -> str:
+def _bound(view: "BoundView") -> str:
     if not view.met_to:
         return "does not hold"
     bound = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
@@ -153,12 +131,12 @@ def _where(row: dict[str, object]) -> str:
     return ", ".join(parts)
 
 
-def _heads(training: TrainingRun, names: list[str]) -> str:
+def _heads(training: TrainingTables, names: list[str]) -> str:
     of = [name for name in names if training.grid(name).heads > 1]
     return f" (of {', '.join(map(title_of, of))} over heads, too)" if of else ""
 
 
-def _lines(training: TrainingRun, names: list[str], most: int) -> str:
+def _lines(training: TrainingTables, names: list[str], most: int) -> str:
     """The layers that have a line, in words."""
     layers = len({layer for name in names for layer in training.grid(name).layers})
     return "each layer" if layers <= most else f"{most} of the {layers} layers"

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from rankscope import Profile, certify, decompose, fresh, load, measure
-from rankscope.cards import ROWS, _columns, card, lines
 from rankscope.figures.matplotlib import panels, rendered
 from rankscope.figures.text import power
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
+from rankscope.results.card import ROWS, TEXT_LINES, _columns, card, lines
 from rankscope.theory import Certificates, critical_skip
 from rankscope.theory.depth import depth_of
 
@@ -84,8 +84,9 @@ def test_a_profile_shows_the_ends_of_its_curves() -> None:
     for row, variant in zip(page.rows[1:], profile.variants, strict=True):
         mean = profile.curve("relative_residual", "log10", variant=variant).mean(0)
         assert [row[1], row[-1]] == [power(float(mean[0])), power(float(mean[-1]))]
-        assert f"{row[1]} → {row[-1]}" in repr(profile)
-    assert len(repr(profile).splitlines()) == 3
+        (line,) = (line for line in repr(profile).splitlines() if line.startswith(f"  {row[0]}"))
+        assert line.split()[-3:] == row[1:]
+    assert len(repr(profile).splitlines()) == 5  # a title, a sentence, headings and both lines
 
 
 @pytest.mark.slow
@@ -97,7 +98,7 @@ def test_a_large_profile_stays_small() -> None:
     page = shown(profile)
     assert len(page.rows) == ROWS + 2 and page.rows[-1] == [f"… and {60 - ROWS} more"]
     assert "Drawn: the first 8 of 60 lines." in page.text
-    assert len(repr(profile).splitlines()) == ROWS + 2
+    assert len(repr(profile).splitlines()) == TEXT_LINES and repr(profile).endswith("more")
 
 
 @pytest.mark.slow
@@ -234,6 +235,7 @@ def test_a_critical_skip_says_both_weights_and_why() -> None:
 
 
 def test_lines_are_aligned_and_counted() -> None:
-    text = lines("title", [["a", "1"], ["long", "2"]])
-    assert text.splitlines() == ["title", "  a     1", "  long  2"]
-    assert lines("title", [["x"]] * 20).splitlines()[-1] == f"  ... and {20 - ROWS} more"
+    text = lines("title", ["", "n"], [["a", "1"], ["long", "2"]], ["A sentence."])
+    assert text.splitlines() == ["title", "  A sentence.", "        n", "  a     1", "  long  2"]
+    many = lines("title", [], [["x"]] * 20).splitlines()
+    assert len(many) == TEXT_LINES and many[-1] == f"  ... and {20 - (TEXT_LINES - 2)} more"

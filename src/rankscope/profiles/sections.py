@@ -1,0 +1,118 @@
+"""What a profile or a summary is shown as: its metrics by layer, and what each arithmetic can see.
+
+`curves.py` asks for these sections; the report and the overview of several runs take some of the parts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rankscope.figures.style import evenly
+from rankscope.figures.text import power
+from rankscope.metrics import direction_of, symbol_of
+from rankscope.profiles.figures import arithmetics_chart, curves_chart
+from rankscope.profiles.views import CurveView, zeros_note
+from rankscope.results import Plot, Section, Table, Views, sentence
+
+FLOORS = sentence("curves", "floors")
+LAYERS = 33  # Columns at most: of more layers, so many evenly
+Bounds = Mapping[str, Mapping[str, Any]]  # By metric, then by variant: what `curves_chart` takes as bounds
+
+
+class Curved(Protocol):
+    """What has metrics by layer: a profile or a summary."""
+
+    @property
+    def measured(self) -> tuple[int, str]:
+        """How many things were measured, and what they are."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, in the order they were asked for."""
+
+    @property
+    def arithmetics(self) -> list[str]:
+        """The arithmetics, in order."""
+
+    def views(self, metric: str) -> list[CurveView]:
+        """What each line of a metric says."""
+
+    def spread(self, metric: str) -> list[Table]:
+        """How what was measured differs at the last layer."""
+
+
+def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:
+    """The section of the metrics, and one of the arithmetics where there are several."""
+    lead, *further = measured.metrics
+    count, noun = measured.measured
+    statistic = sentence("curves", "of_excerpts" if noun == "excerpt" else "of_samples", excerpts=count)
+    proved = sentence("curves", "proved") if bounds else ""
+    filled = {"symbol": symbol_of(lead), "statistic": statistic, "floors": FLOORS, "proved": proved}
+    both = _both(measured, lead, bounds.get(lead, {}))
+    plots = [Plot("curves", both, sentence("curves", "caption", **filled))]
+    plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
+    tables = [curve_table(measured.views(lead)), *measured.spread(lead)]
+    heading, said = "How uniform the tokens become", sentence("curves", "lead")
+    return [Section(heading, said, plots, tables, key="residual"), *_arithmetics(measured)]
+
+
+def _both(measured: Curved, metric: str, bounds: Mapping[str, Any]) -> Views:
+    """Logarithmic and linear, the one first that shows more."""
+    curves = measured.views(metric)
+    log, linear = curves_chart(curves, True, bounds), curves_chart(curves, False)
+    views = [("log", log), ("linear", linear)]
+    powers = log.panels[0].y.powers
+    return views[::-1] if powers is not None and powers.narrow else views
+
+
+def _small(measured: Curved, metric: str) -> Views:
+    """The same without what the large figure says already."""
+    views = _both(measured, metric, {})
+    return [(name, replace(chart, legend=False, height=270, colour_bar=None)) for name, chart in views]
+
+
+def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
+    """The curves of each variant."""
+    groups: dict[str, list[CurveView]] = {}
+    for curve in curves:
+        groups.setdefault(curve.variant, []).append(curve)
+    return groups
+
+
+def compared_arithmetics(measured: Curved) -> dict[str, list[CurveView]]:
+    """By variant the curves of a residual, where there are several arithmetics to compare."""
+    metric = next((name for name in measured.metrics if direction_of(name) == 1), None)
+    if measured.measured[1] == "excerpt" or len(measured.arithmetics) < 2 or metric is None:
+        return {}
+    return by_variant(measured.views(metric))
+
+
+def _arithmetics(measured: Curved) -> list[Section]:
+    plots = []
+    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
+        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
+        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
+    return [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] if plots else []
+
+
+def ends_table(curves: Sequence[CurveView]) -> Table:
+    """The first, the middle and the last number of each curve; floors where a line ends at one."""
+    headings, rows = (["", "first", "middle", "last"], [[curve.label, *map(power, curve.ends)] for curve in curves])
+    if all(curve.floor_from is None for curve in curves):
+        return Table("", headings, rows)
+    floors = ["" if curve.floor_from is None else f"from layer {curve.floor_from}" for curve in curves]
+    return Table("", [*headings, "at floor"], [[*row, floor] for row, floor in zip(rows, floors, strict=True)])
+
+
+def curve_table(curves: Sequence[CurveView]) -> Table:
+    """The centre of each curve by layer; noise is marked."""
+    some = evenly(range(max((view.depth + 1 for view in curves), default=0)), LAYERS)
+    rows, marked = [], set()
+    for row, view in enumerate(curves):
+        layers = [layer for layer in some if layer <= view.depth]
+        marked |= {(row, column + 1) for column, layer in enumerate(layers) if view.noise[layer]}
+        cells = [power(float(view.log10[layer])) for layer in layers]
+        rows.append([view.label, *cells, *[""] * (len(some) - len(layers))])
+    notes = [f"{curves[0].statistic.capitalize()}.", "○ at or below the floor." if marked else ""]
+    note = " ".join(filter(None, [*notes, zeros_note(curves)]))
+    return Table(f"{curves[0].metric} by layer", ["variant", *map(str, some)], rows, marked, note)

@@ -1,0 +1,68 @@
+"""Kinds of results by name, and `read`, which gives back the class that was saved."""
+
+from importlib import import_module
+from pathlib import Path
+
+from rankscope.errors import FileError, one_of
+from rankscope.results.result import Result
+from rankscope.runs import Run
+from rankscope.runs import read as read_run
+
+KINDS = {
+    "profile": "rankscope.profiles:Profile",
+    "summary": "rankscope.profiles:Summary",
+    "certificates": "rankscope.theory:Certificates",
+    "collapse": "rankscope.theory:CollapseDepth",
+    "decomposition": "rankscope.paths:Decomposition",
+    "by_length": "rankscope.paths:ByLength",
+    "depth": "rankscope.depths:DepthCard",
+    "cut": "rankscope.depths:Cut",
+    "forecast": "rankscope.forecasts:Forecast",
+    "sweep": "rankscope.engine:Sweep",
+    "training": "rankscope.trainings:TrainingRun",
+    "comparison": "rankscope.trainings:RunComparison",
+    "spikes": "rankscope.trainings:Spikes",
+}
+"""By the kind that a manifest names, where its class is."""
+
+
+def class_of(kind: str) -> type[Result]:
+    """The class of a kind of result; raises FileError if none of that name is known."""
+    if kind not in KINDS:
+        raise FileError(one_of("a kind of result", kind, KINDS), subject="kind")
+    module, _, name = KINDS[kind].partition(":")
+    found: type[Result] = getattr(import_module(module), name)
+    return found
+
+
+def results_of(run: Run) -> dict[str, Result]:
+    """Every result in a run folder by the entry that holds it; entries of no kind that is known here are left out."""
+    kinds = {name: entry.kind for name, entry in run.entries.items() if entry.kind in KINDS}
+    return {name: class_of(kind).of_run(run, name) for name, kind in kinds.items()}
+
+
+def read(folder: str | Path) -> Result | Run:
+    """The result in a folder, as the class that was saved.
+
+    Args:
+        folder: A run folder, as `save`, a `Monitor` or a command with `-o` has written it.
+
+    Returns:
+        The result; where a folder holds several, none that is known, or is of a version that named no kinds, the `Run`,
+        which has `names`, `tables` and `manifests`.
+
+    Raises:
+        FileError: There is no such folder, or a file in it is damaged.
+
+    >>> import tempfile
+    >>> from rankscope import fresh, measure
+    >>> profile = measure(fresh("bert-tiny"), ["Call me Ishmael."])
+    >>> again = read(profile.save(tempfile.mkdtemp()))
+    >>> type(again).__name__, again.equals(profile)
+    ('Profile', True)
+    """
+    run = read_run(folder)
+    known = [name for name, entry in run.entries.items() if entry.kind in KINDS]
+    if len(known) != 1:
+        return run
+    return class_of(run.entries[known[0]].kind).of_run(run, known[0])

@@ -1,0 +1,18 @@
+"""Training runs as they are written: metrics by layer and step, alarms, loss spikes, and runs side by side.
+
+`training.py` has the numbers of a run, `figures.py` draws them on the axis of `step_axis.py`, `sections.py` says how
+they are read, and `run.py` makes a result of that. `signals.py` reads numbers of trainings from wherever they are,
+`spikes.py` finds what came before each spike of a loss (`spike_report.py`), and `comparison.py` sets runs side by side.
+Reading needs no torch.
+"""
+
+from rankscope.trainings.comparison import RunComparison, compare_runs
+from rankscope.trainings.run import TrainingRun, read_training
+from rankscope.trainings.signals import read_signals
+from rankscope.trainings.spike_report import SURE, Spikes
+from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
+
+__all__ = [
+    "RunComparison", "SURE", "Signal", "Spikes", "TrainingRun", "compare_runs", "find_spikes", "order_of_events",
+    "read_signals", "read_training",
+]  # fmt: skip
