@@ -27,7 +27,15 @@ from rankscope.errors import PluginError, PluginWarning
 T = TypeVar("T")
 OWN = "rankscope"
 PREFIX = f"{OWN}."
-SHIPPED = {"commands": "rankscope.cli.app:COMMANDS"}
+SHIPPED = {
+    "metrics": "rankscope.metrics.catalogue:SHIPPED",
+    "remedies": "rankscope.remedies.catalogue:SHIPPED",
+    "families": "rankscope.sources.families:SHIPPED",
+    "observers": "rankscope.live.attention:SHIPPED",
+    "alarms": "rankscope.live.monitor.alarm_rules:SHIPPED",
+    "jobs": "rankscope.engine.jobs:SHIPPED",
+    "commands": "rankscope.cli.app:COMMANDS",
+}
 """By group, the object that holds what rankscope itself ships. pyproject.toml declares the same entry points, each
 called `rankscope`; they are written here because a source tree is used before it is installed, and after it changed."""
 
@@ -165,7 +173,8 @@ class Group(Mapping[str, T], Generic[T]):
             objects = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
         for each in objects:
             if not self._fits(each):
-                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {type(each).__name__}")
+                came = each.__name__ if isinstance(each, type) else f"a {type(each).__name__}"
+                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {came}")
         return {self._named(each): each for each in objects}
 
     @cached_property
@@ -199,13 +208,12 @@ class Group(Mapping[str, T], Generic[T]):
             return PluginState(entry, (), _sentence(entry, str(error)))
         except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             lines = str(error).strip().splitlines() or [""]
-            why = f"it cannot be imported, {type(error).__name__}: {lines[0]}"
-            return PluginState(entry, (), _sentence(entry, why))
+            return PluginState(entry, (), _sentence(entry, f"it does not load, {type(error).__name__}: {lines[0]}"))
         taken = [name for name in objects if name in self.shipped or name in self._added]
-        fresh = {name: each for name, each in objects.items() if name not in taken}
-        self._added |= fresh
-        why = f"{', '.join(taken)}: there is one of that name already, which stays" if taken else ""
-        return PluginState(entry, tuple(fresh), _sentence(entry, why) if taken else "")
+        new = {name: each for name, each in objects.items() if name not in taken}
+        self._added |= new
+        why = f"the name is taken: {', '.join(taken)}"
+        return PluginState(entry, tuple(new), _sentence(entry, why) if taken else "")
 
     def __getitem__(self, name: str) -> T:
         return self.shipped[name] if name in self.shipped else self.added[name]
@@ -217,12 +225,28 @@ class Group(Mapping[str, T], Generic[T]):
         return len(self.shipped) + len(self.added)
 
 
+class InOrder(Sequence[T], Generic[T]):
+    """The objects of a group one after the other: those of plugins come first, as they are made for less."""
+
+    def __init__(self, group: Group[T]) -> None:
+        self.group = group
+
+    def __getitem__(self, index: Any) -> Any:
+        return (*self.group.added.values(), *self.group.shipped.values())[index]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)  # copied and pickled as what it holds
+
+
 def _own(group: str) -> EntryPoint:
     return next(entry for entry in entry_points() if entry.shipped and entry.group == group)
 
 
 def _sentence(entry: EntryPoint, why: str) -> str:
-    return f"the plugin {entry} is left out: {why}; update it, or pip uninstall {entry.package}"
+    return f"a plugin is left out, of {entry}: {why}; update the package, or pip uninstall {entry.package}"
 
 
 def source_of(module: str) -> Path | None:
