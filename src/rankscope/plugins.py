@@ -33,6 +33,7 @@ SHIPPED = {
     "families": "rankscope.sources.families:SHIPPED",
     "observers": "rankscope.live.attention:SHIPPED",
     "alarms": "rankscope.live.monitor.alarm_rules:SHIPPED",
+    "chapters": "rankscope.report.sections:SHIPPED",
     "jobs": "rankscope.engine.jobs:SHIPPED",
     "commands": "rankscope.cli.app:COMMANDS",
 }
@@ -60,8 +61,11 @@ class EntryPoint:
         """The object that the line names; its module is imported."""
         return loaded(self.value)
 
-    def __str__(self) -> str:
-        return f"{self.package} {self.version} ({PREFIX}{self.group}: {self.name} = {self.value})"
+    def left_out(self, why: str) -> str:
+        """The sentence on why what it declares is left out, or some of it, and what to do."""
+        declared = f"{PREFIX}{self.group}: {self.name} = {self.value}"
+        advice = f"update {self.package}, or pip uninstall {self.package}"
+        return f"a plugin of {self.package} {self.version} is left out ({declared}): {why}; {advice}"
 
 
 def loaded(value: str) -> Any:
@@ -84,8 +88,7 @@ def entry_points() -> tuple[EntryPoint, ...]:
     The same lines as `importlib.metadata` gives of packages in folders, in a sixth of its time, which
     `rankscope --help` would notice: only files that speak of rankscope are taken apart.
     """
-    own = (EntryPoint(group, OWN, value, OWN, "") for group, value in SHIPPED.items())
-    seen = {OWN}
+    seen, version = {OWN}, ""
     found: list[EntryPoint] = []
     for folder in sys.path:
         try:
@@ -97,7 +100,11 @@ def entry_points() -> tuple[EntryPoint, ...]:
             stem, _, kind = name.rpartition(".")
             package, _, rest = stem.partition("-")
             package = package.replace("_", "-").replace(".", "-").lower()
-            if kind not in ("dist-info", "egg-info") or package in seen:
+            if kind not in ("dist-info", "egg-info"):
+                continue
+            if package == OWN:
+                version = version or rest.partition("-")[0]
+            if package in seen:
                 continue
             try:
                 text = Path(folder, name, "entry_points.txt").read_text(encoding="utf-8")
@@ -105,6 +112,7 @@ def entry_points() -> tuple[EntryPoint, ...]:
                 continue
             seen.add(package)  # the first of a name counts, as it does for imports
             found += _declared(text, package, rest.partition("-")[0])
+    own = (EntryPoint(group, OWN, value, OWN, version) for group, value in SHIPPED.items())
     return (*own, *sorted(found, key=lambda each: each.package))
 
 
@@ -127,6 +135,14 @@ def every_group() -> "Iterator[Group[Any]]":
     for name, value in SHIPPED.items():
         import_module(value.partition(":")[0])
         yield _groups[name]
+
+
+def refresh() -> None:
+    """Look anew at what is installed, as after `pip install` in a notebook."""
+    entry_points.cache_clear()
+    _spec.cache_clear()
+    for group in _groups.values():
+        group.__dict__.pop("states", None)
 
 
 @dataclass(frozen=True)
@@ -205,15 +221,22 @@ class Group(Mapping[str, T], Generic[T]):
         try:
             objects = dict(self._read(entry))
         except PluginError as error:
-            return PluginState(entry, (), _sentence(entry, str(error)))
+            return PluginState(entry, (), entry.left_out(str(error)))
         except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             lines = str(error).strip().splitlines() or [""]
-            return PluginState(entry, (), _sentence(entry, f"it does not load, {type(error).__name__}: {lines[0]}"))
+            return PluginState(entry, (), entry.left_out(f"it does not load, {type(error).__name__}: {lines[0]}"))
         taken = [name for name in objects if name in self.shipped or name in self._added]
         new = {name: each for name, each in objects.items() if name not in taken}
         self._added |= new
-        why = f"the name is taken: {', '.join(taken)}"
-        return PluginState(entry, tuple(new), _sentence(entry, why) if taken else "")
+        why = f"what it calls {', '.join(taken)} must have a name of its own, and that is taken"
+        return PluginState(entry, tuple(new), entry.left_out(why) if taken else "")
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Warn that what a plugin adds under this name failed when it was used; what is shipped raises its error."""
+        if name in self.shipped:
+            raise error
+        (entry,) = (state.entry for state in self.states if name in state.objects and not state.entry.shipped)
+        warnings.warn(entry.left_out(f"it fails with {type(error).__name__}: {error}"), PluginWarning, stacklevel=2)
 
     def __getitem__(self, name: str) -> T:
         return self.shipped[name] if name in self.shipped else self.added[name]
@@ -243,10 +266,6 @@ class InOrder(Sequence[T], Generic[T]):
 
 def _own(group: str) -> EntryPoint:
     return next(entry for entry in entry_points() if entry.shipped and entry.group == group)
-
-
-def _sentence(entry: EntryPoint, why: str) -> str:
-    return f"a plugin is left out, of {entry}: {why}; update the package, or pip uninstall {entry.package}"
 
 
 def source_of(module: str) -> Path | None:

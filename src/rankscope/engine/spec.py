@@ -64,7 +64,7 @@ class SweepOptions:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The options as a specification has them: of each built-in job whether it is asked for, and others that are."""
+        """The options as a specification has them: each built-in job, asked for or not, and others that are."""
         given = {name: getattr(self, name) for name in READ}
         return {**given, **{name: name in self.jobs for name in (*JOBS.shipped, *self.jobs)}}
 

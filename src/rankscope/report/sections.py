@@ -1,6 +1,6 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -13,6 +13,7 @@ from rankscope.depths.tables import MARKS
 from rankscope.depths.views import norms_sentence
 from rankscope.metrics import direction_of, is_share, symbol_of
 from rankscope.paths.figures import heads_chart, lengths_chart
+from rankscope.plugins import Group
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.figures import VARIANTS, arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
 from rankscope.profiles.views import CurveView
@@ -36,7 +37,18 @@ FLOORS = sentence("curves", "floors")
 
 
 def sections_of(run: ReportedRun) -> list[Section]:
-    """All that the run has something for, in the order of reading."""
+    """All that the run has something for, in the order of reading; what plugins add comes last."""
+    sections: list[Section] = []
+    for name, chapter in CHAPTERS.items():
+        try:
+            sections += chapter(run)
+        except Exception as error:  # a stranger's chapter takes no other with it
+            CHAPTERS.failed(name, error)
+    return sections
+
+
+def results_sections(run: ReportedRun) -> list[Section]:
+    """The sections of the results that a run holds."""
     sections = [] if run.training is None else training_sections(run.training)
     sections += [] if run.sweep is None else sweep_sections(run.sweep)
     if run.measured is not None:
@@ -44,7 +56,20 @@ def sections_of(run: ReportedRun) -> list[Section]:
     for name, section_of in TABLE_SECTIONS.items():
         if name in run.tables and run.tables[name].height:
             sections.append(section_of(run, run.tables[name]))
-    return [*sections, *_bounds(run), *study_sections(run.outcomes)]
+    return [*sections, *_bounds(run)]
+
+
+def studies_sections(run: ReportedRun) -> list[Section]:
+    """The sections of studies."""
+    return study_sections(run.outcomes)
+
+
+Chapter = Callable[[ReportedRun], Sequence[Section]]
+SHIPPED: tuple[Chapter, ...] = (results_sections, studies_sections)
+CHAPTERS: Group[Chapter] = Group(
+    "chapters", "a function that makes sections of a run", callable, named=lambda each: getattr(each, "__name__", "")
+)
+"""What makes the sections of a run, by the name of each function."""
 
 
 def _curves(run: ReportedRun, measured: Profile | Summary) -> Section:
