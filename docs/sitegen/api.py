@@ -14,7 +14,7 @@ import rankscope
 from sitegen.docstrings import comment, fields, markdown, of, source_of
 from sitegen.markdown import formulas, table
 
-INSIDE = ("__main__", "cli", "data", "explorer", "files", "extras", "naming", "shapes", "shipped", "workers")
+INSIDE = ("__main__", "cli", "data", "explorer", "files", "extras", "naming", "plugins", "shapes", "shipped", "workers")
 """Rooms that nobody calls from Python: the commands, the explorer, and what others are made with."""
 LOOPS = ("live.loops.transformers", "live.loops.lightning")
 """Callbacks of other packages' loops, which bring these packages along when they are imported."""

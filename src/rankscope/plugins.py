@@ -27,7 +27,17 @@ from rankscope.errors import PluginError, PluginWarning
 T = TypeVar("T")
 OWN = "rankscope"
 PREFIX = f"{OWN}."
-SHIPPED = {"commands": "rankscope.cli.app:COMMANDS"}
+SHIPPED = {
+    "metrics": "rankscope.metrics.catalogue:SHIPPED",
+    "remedies": "rankscope.remedies.catalogue:SHIPPED",
+    "families": "rankscope.sources.families:SHIPPED",
+    "observers": "rankscope.live.attention:SHIPPED",
+    "alarms": "rankscope.live.monitor.alarm_rules:SHIPPED",
+    "results": "rankscope.results.kinds:SHIPPED",
+    "chapters": "rankscope.report.sections:SHIPPED",
+    "jobs": "rankscope.engine.jobs:SHIPPED",
+    "commands": "rankscope.cli.app:COMMANDS",
+}
 """By group, the object that holds what rankscope itself ships. pyproject.toml declares the same entry points, each
 called `rankscope`; they are written here because a source tree is used before it is installed, and after it changed."""
 
@@ -52,8 +62,11 @@ class EntryPoint:
         """The object that the line names; its module is imported."""
         return loaded(self.value)
 
-    def __str__(self) -> str:
-        return f"{self.package} {self.version} ({PREFIX}{self.group}: {self.name} = {self.value})"
+    def left_out(self, why: str) -> str:
+        """The sentence on why what it declares is left out, or some of it, and what to do."""
+        declared = f"{PREFIX}{self.group}: {self.name} = {self.value}"
+        advice = f"update {self.package}, or pip uninstall {self.package}"
+        return f"a plugin of {self.package} {self.version} is left out ({declared}): {why}; {advice}"
 
 
 def loaded(value: str) -> Any:
@@ -76,8 +89,7 @@ def entry_points() -> tuple[EntryPoint, ...]:
     The same lines as `importlib.metadata` gives of packages in folders, in a sixth of its time, which
     `rankscope --help` would notice: only files that speak of rankscope are taken apart.
     """
-    own = (EntryPoint(group, OWN, value, OWN, "") for group, value in SHIPPED.items())
-    seen = {OWN}
+    seen, version = {OWN}, ""
     found: list[EntryPoint] = []
     for folder in sys.path:
         try:
@@ -89,7 +101,11 @@ def entry_points() -> tuple[EntryPoint, ...]:
             stem, _, kind = name.rpartition(".")
             package, _, rest = stem.partition("-")
             package = package.replace("_", "-").replace(".", "-").lower()
-            if kind not in ("dist-info", "egg-info") or package in seen:
+            if kind not in ("dist-info", "egg-info"):
+                continue
+            if package == OWN:
+                version = version or rest.partition("-")[0]
+            if package in seen:
                 continue
             try:
                 text = Path(folder, name, "entry_points.txt").read_text(encoding="utf-8")
@@ -97,6 +113,7 @@ def entry_points() -> tuple[EntryPoint, ...]:
                 continue
             seen.add(package)  # the first of a name counts, as it does for imports
             found += _declared(text, package, rest.partition("-")[0])
+    own = (EntryPoint(group, OWN, value, OWN, version) for group, value in SHIPPED.items())
     return (*own, *sorted(found, key=lambda each: each.package))
 
 
@@ -119,6 +136,14 @@ def every_group() -> "Iterator[Group[Any]]":
     for name, value in SHIPPED.items():
         import_module(value.partition(":")[0])
         yield _groups[name]
+
+
+def refresh() -> None:
+    """Look anew at what is installed, as after `pip install` in a notebook."""
+    entry_points.cache_clear()
+    _spec.cache_clear()
+    for group in _groups.values():
+        group.__dict__.pop("states", None)
 
 
 @dataclass(frozen=True)
@@ -165,7 +190,8 @@ class Group(Mapping[str, T], Generic[T]):
             objects = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
         for each in objects:
             if not self._fits(each):
-                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {type(each).__name__}")
+                came = each.__name__ if isinstance(each, type) else f"a {type(each).__name__}"
+                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {came}")
         return {self._named(each): each for each in objects}
 
     @cached_property
@@ -196,16 +222,22 @@ class Group(Mapping[str, T], Generic[T]):
         try:
             objects = dict(self._read(entry))
         except PluginError as error:
-            return PluginState(entry, (), _sentence(entry, str(error)))
+            return PluginState(entry, (), entry.left_out(str(error)))
         except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             lines = str(error).strip().splitlines() or [""]
-            why = f"it cannot be imported, {type(error).__name__}: {lines[0]}"
-            return PluginState(entry, (), _sentence(entry, why))
+            return PluginState(entry, (), entry.left_out(f"it does not load, {type(error).__name__}: {lines[0]}"))
         taken = [name for name in objects if name in self.shipped or name in self._added]
-        fresh = {name: each for name, each in objects.items() if name not in taken}
-        self._added |= fresh
-        why = f"{', '.join(taken)}: there is one of that name already, which stays" if taken else ""
-        return PluginState(entry, tuple(fresh), _sentence(entry, why) if taken else "")
+        new = {name: each for name, each in objects.items() if name not in taken}
+        self._added |= new
+        why = f"what it calls {', '.join(taken)} must have a name of its own, and that is taken"
+        return PluginState(entry, tuple(new), entry.left_out(why) if taken else "")
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Warn that what a plugin adds under this name failed when it was used; what is shipped raises its error."""
+        if name in self.shipped:
+            raise error
+        (entry,) = (state.entry for state in self.states if name in state.objects and not state.entry.shipped)
+        warnings.warn(entry.left_out(f"it fails with {type(error).__name__}: {error}"), PluginWarning, stacklevel=2)
 
     def __getitem__(self, name: str) -> T:
         return self.shipped[name] if name in self.shipped else self.added[name]
@@ -217,12 +249,24 @@ class Group(Mapping[str, T], Generic[T]):
         return len(self.shipped) + len(self.added)
 
 
+class InOrder(Sequence[T], Generic[T]):
+    """The objects of a group one after the other: those of plugins come first, as they are made for less."""
+
+    def __init__(self, group: Group[T]) -> None:
+        self.group = group
+
+    def __getitem__(self, index: Any) -> Any:
+        return (*self.group.added.values(), *self.group.shipped.values())[index]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)  # copied and pickled as what it holds
+
+
 def _own(group: str) -> EntryPoint:
     return next(entry for entry in entry_points() if entry.shipped and entry.group == group)
-
-
-def _sentence(entry: EntryPoint, why: str) -> str:
-    return f"the plugin {entry} is left out: {why}; update it, or pip uninstall {entry.package}"
 
 
 def source_of(module: str) -> Path | None:

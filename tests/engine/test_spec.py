@@ -56,7 +56,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text('metrics = "mu"\ncertify = true\n[grid]\nskip = [0.5, 1.0]\n[[list]]\nmask = "causal"\n')
     spec = read_spec(path)
-    assert spec.options.metrics == ("mu",) and spec.options.certify and len(spec.cells) == 3
+    assert spec.options.metrics == ("mu",) and spec.options.jobs == ("certify",) and len(spec.cells) == 3
 
 
 def test_the_specification_of_the_docs_is_one(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class Windowed(Llama):
 @pytest.mark.parametrize("window", [40, 4000])
 def test_a_window_beyond_any_fixed_probe_is_found(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run whole where that can be afforded, else by the masks that the model's own code builds."""
-    monkeypatch.setitem(FAMILIES, "llama", Windowed())
+    monkeypatch.setitem(FAMILIES.shipped, "llama", Windowed())
     with raises(ParityError, "masks" if window == 4000 else "states"):
         load(model(hf.LlamaModel, sliding_window=window))
 
@@ -126,7 +126,7 @@ def test_angles_at_a_length_too_long_to_run(monkeypatch: pytest.MonkeyPatch) -> 
             off = tuple(tuple(a + 1e-12 for a in layer) for layer in arch.rotary_frequencies)
             return arch.replace(rotary_frequencies=off)
 
-    monkeypatch.setitem(FAMILIES, "llama", Off())
+    monkeypatch.setitem(FAMILIES.shipped, "llama", Off())
     with raises(ParityError, "masks"):
         load(made)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankscope.errors import PluginError, RankscopeError
 from rankscope.extras import EXTRAS
-from rankscope.plugins import EntryPoint, Group, loaded, source_of
+from rankscope.plugins import PREFIX, EntryPoint, Group, loaded, source_of
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class CommandSource:
         """The function of the command; its module is imported."""
         try:
             return loaded(self.value)
-        except (ImportError, AttributeError, SyntaxError) as error:
-            known = (isinstance(error, RankscopeError), isinstance(error, ModuleNotFoundError) and error.name in EXTRAS)
-            if any(known):
+        except Exception as error:  # whatever a stranger's module does when it is imported
+            missing = isinstance(error, ModuleNotFoundError) and error.name in EXTRAS
+            if missing or isinstance(error, RankscopeError) or self.value.startswith(PREFIX):
                 raise
             why = f"{type(error).__name__}: {error}"
             raise PluginError(f"the command must be importable from {self.value}; it is not, {why}") from error

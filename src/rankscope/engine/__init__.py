@@ -2,11 +2,12 @@
 
 from rankscope.engine.cell_selection import choice_in, profile_of
 from rankscope.engine.cluster import STUCK_AFTER, Cluster
+from rankscope.engine.jobs import CellJob
 from rankscope.engine.ray_corpus import measure_on_cluster
 from rankscope.engine.spec import Spec, read_spec, spec_of
 from rankscope.engine.sweep import Sweep, sweep
 
 __all__ = [
-    "STUCK_AFTER", "Cluster", "Spec", "Sweep", "choice_in", "measure_on_cluster", "profile_of", "read_spec", "spec_of",
-    "sweep",
+    "STUCK_AFTER", "CellJob", "Cluster", "Spec", "Sweep", "choice_in", "measure_on_cluster", "profile_of", "read_spec",
+    "spec_of", "sweep",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ from rankscope.engine.spec import SweepOptions
 from rankscope.engine.work import CellOutcome, CellTask, InputsLoader, failed, measure_cell
 from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
+from rankscope.plugins import entry_points
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
 from rankscope.workers import environment
@@ -285,8 +286,10 @@ def _on_node(work: Callable[..., Any], driver: dict[str, str], threads: int, *ar
 
 
 def software() -> dict[str, str]:
-    """What must be equal in all processes for numbers to be equal: versions, and the source of rankscope."""
-    return {**versions(), "python": platform.python_version(), "source of rankscope": _source_digest()}
+    """What must be equal in all processes for numbers to be equal: versions, those of plugins too, and the source of
+    rankscope."""
+    plugins = {entry.package: entry.version for entry in entry_points() if not entry.shipped}
+    return {**versions(), **plugins, "python": platform.python_version(), "source of rankscope": _source_digest()}
 
 
 @cache

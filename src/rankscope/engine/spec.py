@@ -34,12 +34,14 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.engine.factors import Cell, checked
+from rankscope.engine.jobs import JOBS
 from rankscope.errors import FileError, SweepError, one_of
 from rankscope.metrics import metric
 from rankscope.profiles import ARITHMETICS, DEFAULT_METRICS
 
 MOST_CELLS = 1_000_000  # that a sweep may have
 PARTS = ("all", "grid", "list", "sample")
+READ = ("metrics", "arithmetic", "check")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,8 @@ class SweepOptions:
     metrics: tuple[str, ...] = tuple(DEFAULT_METRICS)
     arithmetic: str = "deviation"
     check: bool = True
-    certify: bool = False
-    paths: bool = False
+    jobs: tuple[str, ...] = ()
+    """What is computed beside readings (`engine/jobs.py`)."""
 
     def __post_init__(self) -> None:
         for name in self.metrics:
@@ -59,9 +61,12 @@ class SweepOptions:
             raise SweepError("metrics must name at least one; got none", subject="metrics")
         if self.arithmetic not in ARITHMETICS:
             raise SweepError(one_of("arithmetic", self.arithmetic, ARITHMETICS), subject="arithmetic")
-        for name in ("check", "certify", "paths"):
-            if type(getattr(self, name)) is not bool:
-                raise SweepError(f"{name} must be true or false; got {getattr(self, name)!r}", subject=name)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options as a specification has them: each built-in job, asked for or not, and others that are."""
+        given = {name: getattr(self, name) for name in READ}
+        return {**given, **{name: name in self.jobs for name in (*JOBS.shipped, *self.jobs)}}
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,15 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
     >>> spec_of({"all": {"model": "bert-tiny"}, "grid": {"depth": [2, 4], "skip": [0.0, 1.0]}}).varied
     ['depth', 'skip']
     """
-    known = [*PARTS, *SweepOptions.__dataclass_fields__]
     for name in tables:
-        if name not in known:
-            raise SweepError(one_of("a part of a sweep", name, known), subject=name)
-    options = {name: tables[name] for name in SweepOptions.__dataclass_fields__ if name in tables}
+        if name not in (*PARTS, *READ) and name not in JOBS:
+            raise SweepError(one_of("a part of a sweep", name, [*PARTS, *READ, *JOBS]), subject=name)
+    jobs = [name for name in tables if name not in (*PARTS, *READ)]
+    for name in {*jobs, "check"} & tables.keys():
+        if type(tables[name]) is not bool:
+            raise SweepError(f"{name} must be true or false; got {tables[name]!r}", subject=name)
+    options: dict[str, Any] = {name: tables[name] for name in READ if name in tables}
+    options["jobs"] = tuple(sorted(name for name in jobs if tables[name]))
     if "metrics" in options:
         metrics = options["metrics"]
         if not isinstance(metrics, str | list | tuple) or not all(isinstance(name, str) for name in metrics):

@@ -12,20 +12,20 @@ there were, on which was first, or on how often the run was interrupted.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import polars as pl
 
-from rankscope.engine.cluster import STUCK_AFTER
+from rankscope.engine.cluster import STUCK_AFTER, Cluster
 from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
 from rankscope.engine.sections import Swept, ends_table, sweep_sections, sweep_sentences
 from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import SweepView, metrics_of, view_of
-from rankscope.engine.work import TABLES, CellOutcome, LocalProcesses
+from rankscope.engine.work import CellOutcome, LocalProcesses, columns_of
 from rankscope.errors import SweepError
 from rankscope.extras import counted
 from rankscope.figures import Chart
@@ -185,9 +185,8 @@ def sweep(
     checksums = FileChecksums(spec.cells)
     device = "cuda" if gpus_per_cell else "cpu"
     keys = keys_of(spec, checksums, threads, device)
-    manifest = begun(device).adding(
-        command=command, **plain_value({"asked": asdict(spec.options), "factors": spec.factors, "varied": spec.varied})
-    )
+    told = plain_value({"asked": spec.options.asked, "factors": spec.factors, "varied": spec.varied})
+    manifest = begun(device).adding(command=command, **told)
     connection, inputs_kind = _engine(on, workers, threads, gpus_per_cell, stuck_after)
     with connection as engine, Store(run) as store:
         if address := getattr(engine, "dashboard", None):
@@ -214,7 +213,7 @@ def sweep(
 
 def keys_of(spec: Spec, checksums: FileChecksums, threads: int, device: str) -> list[str]:
     """A key for each cell that is equal, on any machine, if everything that decides its numbers is equal."""
-    common = key_of(asked=asdict(spec.options), threads=threads, device=device)
+    common = key_of(asked=spec.options.asked, threads=threads, device=device)
     return [digest({**common, "cell": cell, "content": checksums.of(cell)}, KEY_DIGITS) for cell in spec.cells]
 
 
@@ -223,11 +222,10 @@ class CellJournal:
 
     def __init__(self, store: Store, options: SweepOptions, manifest: Manifest) -> None:
         self.store = store
-        names = ["sweep"] + ["sweep_paths"] * options.paths + ["sweep_certificates"] * options.certify
         first_columns = {"step": pl.Int64, "cell": pl.String}
         self.rows = {
-            name: Journal(store, ENTRY, f"{JOURNAL}_{name}", {**first_columns, **TABLES[name]}, manifest)
-            for name in names
+            name: Journal(store, ENTRY, f"{JOURNAL}_{name}", {**first_columns, **columns}, manifest)
+            for name, columns in columns_of(options).items()
         }
         self.status = Journal(store, ENTRY, JOURNAL, STATUS, manifest)
         self.step = max((journal.last or 0) for journal in (self.status, *self.rows.values()))
@@ -298,4 +296,4 @@ def _engine(
     """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
         return nullcontext(LocalProcesses(workers, threads, gpus)), SharedInputs
-    return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs
+    return Cluster.named(on, workers, threads, gpus, stuck_after), RaySharedInputs

@@ -8,7 +8,7 @@
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,20 +19,14 @@ import torch
 from torch import Tensor
 
 from rankscope.engine.factors import Cell, cell_network
+from rankscope.engine.jobs import JOBS
 from rankscope.engine.spec import SweepOptions
 from rankscope.errors import FileError, RankscopeError, SourceError, SweepError
 from rankscope.nets import Transformer
 from rankscope.profiles.profile import SCHEMA
-from rankscope.trainings.training import CERTIFICATES
 from rankscope.workers import cores, run_pieces, worker_index
 
 READINGS = ("sample", "layer", "head", "metric", "arithmetic", "value", "log10", "floor", "below_floor", "digits")
-PROVED = ("theorem", "met_to", "says_at", "log10_bound", "log10_measured", "slack", "why")
-TABLES: dict[str, dict[str, Any]] = {
-    "sweep": {name: SCHEMA[name] for name in READINGS},
-    "sweep_paths": {"sample": pl.Int64, "length": pl.Int64, "share": pl.Float64},
-    "sweep_certificates": {name: CERTIFICATES[name] for name in PROVED},
-}  # the columns of each table of a cell
 
 
 @dataclass(frozen=True)
@@ -137,25 +131,27 @@ def _is_memory_error(error: Exception) -> bool:
 
 
 def measured_tables(inputs: CellInputs, cell: Cell, options: SweepOptions, device: str) -> dict[str, pl.DataFrame]:
-    """The tables of a cell: readings, and path shares and certificates where the options ask for them."""
-    from rankscope.paths import decompose
+    """The tables of a cell: readings, and those of the jobs that the options ask for."""
     from rankscope.profiles import measure
-    from rankscope.theory import certify
 
     net = cell_network(inputs.net.to(device=device), cell)
     X, padding = inputs.X.to(device), inputs.padding.to(device)
     profile = measure(net, X, padding, options.metrics, options.arithmetic, check=options.check)
     tables = {"sweep": profile.table}
-    if options.paths:
-        by_length = decompose(net, X, padding).by_length().table
-        tables["sweep_paths"] = by_length.filter(start="all").sort("sample", "length")
-    if options.certify:  # theory is computed on the CPU
-        proved = certify(cell_network(inputs.net, cell), inputs.X, inputs.padding)
-        tables["sweep_certificates"] = proved.summary()
-    return {name: _with_columns(TABLES[name], table) for name, table in tables.items()}
+    for job in map(JOBS.__getitem__, options.jobs):
+        given = (cell_network(inputs.net, cell), inputs.X, inputs.padding) if job.on_cpu else (net, X, padding)
+        tables[job.table] = job.compute(*given)
+    columns = columns_of(options)
+    return {name: _with_columns(columns[name], table) for name, table in tables.items()}
 
 
-def _with_columns(schema: dict[str, Any], table: pl.DataFrame) -> pl.DataFrame:
+def columns_of(options: SweepOptions) -> dict[str, Mapping[str, Any]]:
+    """The columns of each table of a cell."""
+    jobs = map(JOBS.__getitem__, options.jobs)
+    return {"sweep": {name: SCHEMA[name] for name in READINGS}, **{job.table: job.columns for job in jobs}}
+
+
+def _with_columns(schema: Mapping[str, Any], table: pl.DataFrame) -> pl.DataFrame:
     """A table with exactly these columns and types; a column that it lacks is null."""
     return table.select(
         pl.col(name).cast(dtype) if name in table.columns else pl.lit(None, dtype).alias(name)

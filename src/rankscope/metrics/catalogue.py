@@ -1,4 +1,4 @@
-"""Every built-in metric by name, and the metrics that a caller asks for.
+"""Every metric by name, those of plugins among them, and the metrics that a caller asks for.
 
 Called by whatever takes `metrics=` (`chosen_metrics`) and by whatever meets a metric's name in a table (`metric`,
 `symbol_of`, `is_share`, `direction_of`). The metrics themselves are made in the files of their families.
@@ -10,11 +10,12 @@ from functools import cache
 from rankscope.errors import MetricError, one_of
 from rankscope.metrics import attention, cosine, outliers, residuals, routing, spectrum
 from rankscope.metrics.metric import Metric, tex_of
+from rankscope.plugins import Group
 
-_FAMILIES = (
-    residuals.METRICS, spectrum.METRICS, cosine.METRICS, outliers.METRICS, attention.METRICS, routing.METRICS,
-)  # fmt: skip
-METRICS: dict[str, Metric] = {metric.name: metric for family in _FAMILIES for metric in family}
+SHIPPED = [
+    *residuals.METRICS, *spectrum.METRICS, *cosine.METRICS, *outliers.METRICS, *attention.METRICS, *routing.METRICS,
+]  # fmt: skip
+METRICS: Group[Metric] = Group("metrics", "a Metric", lambda each: isinstance(each, Metric))
 
 RECORDED = {
     "grad_tokens": "probe=, loss=", "grad_": "optimizer=", "update_": "optimizer=", "spectral_norm_": "spectra=True",
@@ -58,7 +59,7 @@ def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:
         wanted = metric(given) if isinstance(given, str) else given
         known = METRICS.get(wanted.name, chosen.setdefault(wanted.name, wanted))
         if known != wanted:
-            whose = "a built-in metric" if wanted.name in METRICS else "another in the same call"
+            whose = "a known metric" if wanted.name in METRICS else "another in the same call"
             raise MetricError(f"a metric must have a name of its own; {wanted.name!r} is also {whose}", subject="name")
     if not chosen:
         raise MetricError(f"{who} must be given at least one metric; received none", subject="metrics")

@@ -25,7 +25,7 @@ from rankscope.nets.checks import TUPLES, among, check_types, problems, raise_fi
 from rankscope.nets.fields import BIASES, ArchitectureFields
 from rankscope.nets.masks import Mask, mask_spec
 from rankscope.nets.mlp import Experts
-from rankscope.remedies.base import BuiltInRemedy
+from rankscope.remedies.base import NamedRemedy
 from rankscope.remedies.catalogue import remedy
 
 FOLLOWING = {
@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Experts):
         return value.to_dict()
-    if isinstance(value, BuiltInRemedy):
+    if isinstance(value, NamedRemedy):
         return f"remedy:{value.spec()}"
     return value if value is None or isinstance(value, str | int | float) else _label(value)
 

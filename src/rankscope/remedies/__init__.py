@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankscope.remedies.base import BuiltInRemedy, Claim, Remedy, TheoryNote
+    from rankscope.remedies.base import Claim, NamedRemedy, Remedy, TheoryNote
     from rankscope.remedies.catalogue import REMEDIES, remedy
 
-__all__ = ["REMEDIES", "BuiltInRemedy", "Claim", "Remedy", "TheoryNote", "remedy"]
+__all__ = ["REMEDIES", "NamedRemedy", "Claim", "Remedy", "TheoryNote", "remedy"]
 
 
 def __getattr__(name: str) -> Any:

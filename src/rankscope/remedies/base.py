@@ -1,4 +1,4 @@
-"""What a remedy is, and what the built-in ones say of themselves."""
+"""What a remedy is, and what one that has a name says of itself."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -55,16 +55,16 @@ class Claim(NamedTuple):
     quantity: str = ""  # What is compared, where the test compares a quantity
 
 
-class BuiltInRemedy:
-    """What the built-in remedies have in common.
+class NamedRemedy:
+    """A remedy that is known by name, as `contranorm:s=0.1`: a built-in one, or one of a plugin.
 
     Each is a frozen dataclass of its numbers. Those that are parts of a block are parts themselves; tensors
     that are trained lie with the weights of each layer under `parts.NAME`.
     """
 
     name: ClassVar[str]
-    formula: ClassVar[str]  # What it does, in one line
-    citation: ClassVar[str]
+    formula: ClassVar[str] = ""  # What it does, in one line
+    citation: ClassVar[str] = ""
     family: ClassVar[Literal["attention", "scores", "branches", "values"]]  # What of a block it changes
     zero: ClassVar[Mapping[str, float]] = {}  # The numbers at which it changes nothing; empty where there are none
     by_number: ClassVar[bool] = False  # Whether it acts by the number of a layer or by the depth of the network

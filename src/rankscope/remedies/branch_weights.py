@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 
 BRANCHES = ("attention", "cross", "mlp")
 
@@ -83,7 +83,7 @@ class PowerWeight(BranchWeight):
         return float((block.index + 1 if self.of_layer else block.arch.layers) ** -self.power)
 
 
-class _BranchRemedy(BuiltInRemedy):
+class _BranchRemedy(NamedRemedy):
     """What the remedies on what branches add have in common."""
 
     norms: int  # 0: every norm is taken out, as published; 1: they stay
@@ -195,7 +195,7 @@ class SqrtDepth(_BranchRemedy):
 
 
 @dataclass(frozen=True)
-class LayerNormScaling(BuiltInRemedy):
+class LayerNormScaling(NamedRemedy):
     """LayerNorm scaling (Sun et al. 2025): after gain and bias of both norms of a block, not of the final
     norm, a factor 1/sqrt(l)."""
 

@@ -1,37 +1,45 @@
-"""The built-in remedies by name."""
+"""Every remedy that has a name: the built-in ones, and those of plugins."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
-from rankscope.remedies.base import BuiltInRemedy
+from rankscope.plugins import Group
+from rankscope.remedies.base import NamedRemedy
 from rankscope.remedies.differential import HeadNorm
 from rankscope.remedies.names import REMEDY_FILES
 
 
-def _class_of(name: str) -> type[BuiltInRemedy]:
+def _class_of(name: str) -> type[NamedRemedy]:
     members = vars(import_module(f"rankscope.remedies.{REMEDY_FILES[name]}")).values()
-    kinds = [kind for kind in members if isinstance(kind, type) and issubclass(kind, BuiltInRemedy)]
+    kinds = [kind for kind in members if isinstance(kind, type) and issubclass(kind, NamedRemedy)]
     return next(kind for kind in kinds if getattr(kind, "name", "") == name)
 
 
-REMEDIES: dict[str, type[BuiltInRemedy]] = {name: _class_of(name) for name in REMEDY_FILES}
-PIECES: dict[str, type[BuiltInRemedy]] = {HeadNorm.name: HeadNorm}
+def _is_remedy(given: Any) -> bool:
+    return isinstance(given, type) and issubclass(given, NamedRemedy) and is_dataclass(given)
+
+
+SHIPPED = {name: _class_of(name) for name in REMEDY_FILES}
+REMEDIES: Group[type[NamedRemedy]] = Group("remedies", "a dataclass derived from NamedRemedy", _is_remedy)
+PIECES: dict[str, type[NamedRemedy]] = {HeadNorm.name: HeadNorm}
 """Parts that a remedy brings beside its own, which files of networks name as well."""
+BUILT_IN = (*SHIPPED.values(), *PIECES.values())
+"""The classes that theorems know about."""
 
 
-def remedy(spec: str, **numbers: Any) -> BuiltInRemedy:
+def remedy(spec: str, **numbers: Any) -> NamedRemedy:
     """Return the remedy of a line such as `contranorm:s=0.1`, or of a name and numbers.
 
     >>> remedy("attnscale:w=0.5")
     AttnScale(w=0.5)
     """
     name, _, written = spec.partition(":")
-    if name not in REMEDIES and name not in PIECES:
+    kind = PIECES.get(name) or REMEDIES.get(name)
+    if kind is None:
         raise ArchitectureError(one_of("remedy", name, REMEDIES), subject="remedy")
-    kind = (REMEDIES | PIECES)[name]
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     values = dict(numbers)
     for pair in filter(None, written.split(",")):

@@ -20,14 +20,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "batch token width"]
 
 
 @dataclass(frozen=True)
-class ContraNorm(BuiltInRemedy):
+class ContraNorm(NamedRemedy):
     """`(1 + s) X - s S X` before norms. The number is fixed; its authors tried 1e-4 to 0.2."""
 
     s: float = 0.1

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 
 
 @dataclass(frozen=True)
-class DeepNorm(BuiltInRemedy):
+class DeepNorm(NamedRemedy):
     """Skips of weight `(2L)^(1/4)` in a post-norm network, branches divided by `(8L)^(1/4)` at the start."""
 
     name: ClassVar[str] = "deepnorm"

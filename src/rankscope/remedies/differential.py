@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 HeadOutputs = Float[Tensor, "batch token head head_width"]
@@ -24,7 +24,7 @@ VECTORS = ("query_1", "key_1", "query_2", "key_2")  # a_1, b_1, a_2, b_2, as `la
 
 
 @dataclass(frozen=True)
-class HeadNorm(BuiltInRemedy):
+class HeadNorm(NamedRemedy):
     """`RMSNorm(heads) (1 - peak + drop e^{-0.3 index})`, head by head, one gain for all heads of a layer."""
 
     peak: float = 0.8
@@ -61,7 +61,7 @@ class HeadNorm(BuiltInRemedy):
 
 
 @dataclass(frozen=True)
-class Differential(BuiltInRemedy):
+class Differential(NamedRemedy):
     """Two attentions, one taken from the other (Ye et al. 2024). `spread` is the standard deviation that the
     four vectors are drawn with, `norm` whether heads get a norm of their own."""
 
@@ -123,7 +123,7 @@ class Differential(BuiltInRemedy):
 
 
 @dataclass(frozen=True)
-class Differential2(BuiltInRemedy):
+class Differential2(NamedRemedy):
     """Differential attention, second version (Ye et al. 2026): `P_1 - lambda_i P_2`, both of the same keys
     and values, lambda_i a sigmoid of the token that asks, head by head, without bias, norm or schedule. Every
     head of a network that is there gets a second query beside its own, which is the published pair of query

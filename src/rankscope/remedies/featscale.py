@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, TheoryNote
+from rankscope.remedies.base import NamedRemedy, TheoryNote
 from rankscope.remedies.shaping import AttnScale
 from rankscope.shapes import Float
 
@@ -20,7 +20,7 @@ Tokens = Float[Tensor, "*part batch token width"]
 
 
 @dataclass(frozen=True)
-class FeatScale(BuiltInRemedy):
+class FeatScale(NamedRemedy):
     """`A + s * m + t * (A - m)`, A what attention adds and m its mean; s and t of each channel, trained from 0."""
 
     s: float = 0.0

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 Heads = Float[Tensor, "batch head token head_width"]
@@ -37,7 +37,7 @@ def first_values(block: Any, rules: Any, V: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ValueResidual(BuiltInRemedy):
+class ValueResidual(NamedRemedy):
     """Value residual (ResFormer; Zhou et al. 2024): two numbers of each layer, trained; half and half at the
     start. V_1 is what layer 1 itself mixes."""
 
@@ -90,7 +90,7 @@ class ValueResidual(BuiltInRemedy):
 
 
 @dataclass(frozen=True)
-class Neutreno(BuiltInRemedy):
+class Neutreno(NamedRemedy):
     """NeuTRENO (Nguyen et al. 2023): the output of a head is drawn to the difference from the first values.
     The number is fixed: 0.6 in the published images, 0.4 in texts."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 HeadOutputs = Float[Tensor, "batch token head head_width"]
@@ -24,7 +24,7 @@ STANDARD_DEVIATION = 0.02
 
 
 @dataclass(frozen=True)
-class Gate(BuiltInRemedy):
+class Gate(NamedRemedy):
     """A gate for every entry of every head (as in Qwen3-Next)."""
 
     name: ClassVar[str] = "gate"
@@ -60,7 +60,7 @@ class Gate(BuiltInRemedy):
 
 
 @dataclass(frozen=True)
-class HeadGate(BuiltInRemedy):
+class HeadGate(NamedRemedy):
     """One gate for every head."""
 
     name: ClassVar[str] = "headgate"

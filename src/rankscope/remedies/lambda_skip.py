@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 
 
 @dataclass(frozen=True)
-class LambdaSkip(BuiltInRemedy):
+class LambdaSkip(NamedRemedy):
     """The skip around attention has a weight. What could be read of the publication names no number: 2 is ours."""
 
     weight: float = 2.0

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 
 
 @dataclass(frozen=True)
-class LogN(BuiltInRemedy):
+class LogN(NamedRemedy):
     """Scores times `gamma ln n`, n the valid tokens of a sample."""
 
     gamma: float = 1.0

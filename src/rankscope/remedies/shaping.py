@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 Pattern = Float[Tensor, "batch head token token"]
 
 
-class PatternShaping(BuiltInRemedy):
+class PatternShaping(NamedRemedy):
     """What the three have in common: the pattern becomes `alpha I + beta P - gamma C`."""
 
     place: ClassVar[str] = "pattern"

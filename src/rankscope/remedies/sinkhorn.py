@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import BuiltInRemedy, Claim, TheoryNote
+from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 
 
 @dataclass(frozen=True)
-class Sinkhorn(BuiltInRemedy):
+class Sinkhorn(NamedRemedy):
     """Rounds in which columns of attention, then rows, are divided by their sums.
 
     The published code counts half-steps, `2 rounds + 1`, and lets padded rows take part in the sums of

@@ -1,6 +1,6 @@
 """The sections of a chapter: those of each result that a run holds, and of tables that only a report shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
@@ -9,6 +9,7 @@ from rankscope.depths.card import TABLES as DEPTH_TABLES
 from rankscope.depths.tables import MARKS
 from rankscope.metrics import is_share, symbol_of
 from rankscope.paths.sections import heads_section, lengths_section
+from rankscope.plugins import Group
 from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
 from rankscope.profiles.sections import Bounds
 from rankscope.report.reported_run import ReportedRun
@@ -19,7 +20,18 @@ from rankscope.theory.sections import bounds_section
 
 
 def sections_of(run: ReportedRun) -> list[Section]:
-    """All that the run has something for, in the order of reading."""
+    """All that the run has something for, in the order of reading; what plugins add comes last."""
+    sections: list[Section] = []
+    for name, chapter in CHAPTERS.items():
+        try:
+            sections += chapter(run)
+        except Exception as error:  # a stranger's chapter takes no other with it
+            CHAPTERS.failed(name, error)
+    return sections
+
+
+def results_sections(run: ReportedRun) -> list[Section]:
+    """The sections of the results that a run holds."""
     sections = [] if run.training is None else run.training.sections()
     sections += [] if run.sweep is None else run.sweep.sections()
     sections += [] if run.measured is None else run.measured.sections(_bounds(run, run.measured.metrics[0]))
@@ -28,8 +40,20 @@ def sections_of(run: ReportedRun) -> list[Section]:
             sections.append(section_of(run, run.tables[name]))
     proved = {variant: certificates.proved() for variant, certificates in run.certificates.items()}
     sections += [bounds_section(proved)] if proved else []
-    return [*sections, *(section for result in run.others for section in result.sections()),
-            *study_sections(run.outcomes)]  # fmt: skip
+    return [*sections, *(section for result in run.others for section in result.sections())]
+
+
+def studies_sections(run: ReportedRun) -> list[Section]:
+    """The sections of studies."""
+    return study_sections(run.outcomes)
+
+
+Chapter = Callable[[ReportedRun], Sequence[Section]]
+SHIPPED: tuple[Chapter, ...] = (results_sections, studies_sections)
+CHAPTERS: Group[Chapter] = Group(
+    "chapters", "a function that makes sections of a run", callable, named=lambda each: getattr(each, "__name__", "")
+)
+"""What makes the sections of a run, by the name of each function."""
 
 
 def _bounds(run: ReportedRun, metric: str) -> Bounds:

@@ -1,14 +1,15 @@
 """Kinds of results by name, and `read`, which gives back the class that was saved."""
 
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 
-from rankscope.errors import FileError, one_of
+from rankscope.errors import FileError, PluginError, one_of
+from rankscope.plugins import EntryPoint, Group, loaded
 from rankscope.results.result import Result
 from rankscope.runs import Run
 from rankscope.runs import read as read_run
 
-KINDS = {
+SHIPPED = {
     "profile": "rankscope.profiles:Profile",
     "summary": "rankscope.profiles:Summary",
     "certificates": "rankscope.theory:Certificates",
@@ -26,12 +27,22 @@ KINDS = {
 """By the kind that a manifest names, where its class is."""
 
 
+def _places(entry: EntryPoint) -> Mapping[str, str]:
+    """Where the class of each kind is: a plugin's entry point has the name of the kind, and is not imported here."""
+    return SHIPPED if entry.shipped else {entry.name: entry.value}
+
+
+KINDS: Group[str] = Group("results", "a class of results", lambda each: isinstance(each, str), read=_places)
+"""Where the class of each kind is: those that rankscope ships, and those of plugins."""
+
+
 def class_of(kind: str) -> type[Result]:
     """The class of a kind of result; raises FileError if none of that name is known."""
     if kind not in KINDS:
         raise FileError(one_of("a kind of result", kind, KINDS), subject="kind")
-    module, _, name = KINDS[kind].partition(":")
-    found: type[Result] = getattr(import_module(module), name)
+    found = loaded(KINDS[kind])
+    if not (isinstance(found, type) and issubclass(found, Result)):
+        raise PluginError(f"{KINDS[kind]}, the class of the results called {kind}, must be a Result; got {found!r}")
     return found
 
 

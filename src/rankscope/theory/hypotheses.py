@@ -13,7 +13,7 @@ from typing import Any
 
 from rankscope.nets import Architecture, kernels
 from rankscope.nets.order import order
-from rankscope.remedies.base import BuiltInRemedy
+from rankscope.remedies.catalogue import BUILT_IN
 
 SOFTMAX = ("softmax", "gaussian", "uniform")
 """Kernels that are a softmax of scores, bilinear in tokens but for what is constant down a column."""
@@ -99,7 +99,7 @@ def outside(arch: Architecture) -> str:
 def own_objects(arch: Architecture) -> str:
     """The names of the kernel and parts that are the user's own; empty where there are none."""
     kernel = [arch.kernel] if isinstance(arch.kernel, kernels.Kernel) else []
-    return ", ".join(part.name for part in (*kernel, *arch.parts) if not isinstance(part, BuiltInRemedy))
+    return ", ".join(part.name for part in (*kernel, *arch.parts) if not isinstance(part, BUILT_IN))
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:

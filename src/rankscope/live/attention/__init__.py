@@ -13,9 +13,17 @@ from rankscope.live.attention.observer import (
 )  # fmt: skip
 from rankscope.live.attention.torch_functions import TorchFunctions
 from rankscope.live.attention.transformers_interface import TransformersInterface
+from rankscope.plugins import Group, InOrder
 
-OBSERVERS: tuple[AttentionObserver, ...]
-OBSERVERS = (SelfReportingBlocks(), MultiheadModules(), TransformersInterface(), TorchFunctions())
-"""The built-in observers; the first that applies is used."""
+SHIPPED = (SelfReportingBlocks(), MultiheadModules(), TransformersInterface(), TorchFunctions())
+OBSERVERS: InOrder[AttentionObserver] = InOrder(
+    Group(
+        "observers",
+        "an AttentionObserver",
+        lambda each: isinstance(each, AttentionObserver) and not isinstance(each, type),
+        named=lambda each: type(each).__name__,
+    )
+)
+"""The observers of plugins, then the built-in ones, which apply to more; the first that applies is used."""
 
 __all__ = ["OBSERVERS", "AttentionCall", "AttentionObserver", "OnAttention", "WatchedBlocks"]

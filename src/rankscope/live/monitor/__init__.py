@@ -25,8 +25,8 @@ The callbacks of `rankscope.live.loops` call `Monitor.step` for the Hugging Face
 """
 
 from rankscope.live.monitor.alarm_rules import default_rules
-from rankscope.live.monitor.alarms import AlarmRule, AlarmSource
+from rankscope.live.monitor.alarms import AlarmRule, AlarmSource, Fault
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.live.monitor.monitor import Monitor
 
-__all__ = ["Alarm", "AlarmRule", "AlarmSource", "Measurement", "Monitor", "default_rules"]
+__all__ = ["Alarm", "AlarmRule", "AlarmSource", "Fault", "Measurement", "Monitor", "default_rules"]

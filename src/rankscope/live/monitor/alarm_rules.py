@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from rankscope.live.monitor.alarms import Action, AlarmRule, Fault, MeasurementRows
+from rankscope.plugins import Group
 
 WAYS = {True: ("up", "blow up"), False: ("down", "vanish")}  # whether a size is too large: the way, and in words
 
@@ -423,17 +424,29 @@ class DeadHead(AlarmRule):
 
 
 def default_rules(action: Action = "warn") -> list[AlarmRule]:
-    """One of each built-in rule with its default thresholds, for `Monitor(alarms=...)`; `action` is that of
-    `AlarmRule`. Rules whose metrics are not measured raise nothing.
+    """One of each built-in rule with its default thresholds, and of each that a plugin adds, for `Monitor(alarms=...)`;
+    `action` is that of `AlarmRule`. Rules whose metrics are not measured raise nothing.
 
     >>> [rule.name for rule in default_rules()][:2]
     ['tokens collapse', 'attention entropy collapses']
     """
-    kinds: Sequence[Any] = (
-        Collapse, EntropyCollapse, AttentionSink, TokenSize, GradientSize, DeadHead,
-        LogitGrowth, UpdateSize, StableRank,
-    )  # fmt: skip
-    return [kind(action=action) for kind in kinds]
+    return [kind(action=action) for kind in ALARMS.values()]
+
+
+def _is_rule(given: Any) -> bool:
+    if not isinstance(given, type) or not issubclass(given, AlarmRule) or "name" not in dir(given):
+        return False
+    made: Any = given
+    made(action="warn")  # raises what it lacks
+    return True
+
+
+SHIPPED: Sequence[Any] = (
+    Collapse, EntropyCollapse, AttentionSink, TokenSize, GradientSize, DeadHead,
+    LogitGrowth, UpdateSize, StableRank,
+)  # fmt: skip
+ALARMS: Group[Any] = Group("alarms", "a class derived from AlarmRule, with a name", _is_rule)
+"""The kinds of rules that a monitor has unless it is told otherwise."""
 
 
 def _decades_fallen(before: float, now: float) -> float:

@@ -89,7 +89,7 @@ class AlarmRule(ABC):
     stack = ""  # which of several stacks of blocks it looks at; part of the names of its alarms
     tokens: int | None = None  # of the longest sample of the measurement; None if it is not known
 
-    def __init__(self, patience: int, action: Action) -> None:
+    def __init__(self, patience: int = 2, action: Action = "warn") -> None:
         if type(patience) is not int or patience < 1:
             raise MonitorError(f"patience must be 1 or more measurements; got {patience!r}", subject="patience")
         if not callable(action) and action not in ("warn", "stop"):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from rankscope.errors import SourceError, one_of
+from rankscope.plugins import Group
 from rankscope.sources.families.albert import Albert
 from rankscope.sources.families.bart import (
     M2M100,
@@ -60,18 +61,17 @@ from rankscope.sources.families.wav2vec2 import Wav2Vec2
 from rankscope.sources.families.whisper import Whisper, WhisperDecoder
 from rankscope.sources.families.xlnet import XLNet
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        Bert(), Roberta(), DistilBert(), Albert(), XLNet(), GPT2(), OPT(), GPTNeoX(), Llama(), Mixtral(),
-        Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
-        Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
-        SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
-        MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), SmolLM3(),
-        Bloom(), M2M100(), M2M100Decoder(), MBart(), MBartDecoder(), Pegasus(), PegasusDecoder(), DeiT(),
-        DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(), AST(),
-    )
-}  # fmt: skip
+SHIPPED = (
+    Bert(), Roberta(), DistilBert(), Albert(), XLNet(), GPT2(), OPT(), GPTNeoX(), Llama(), Mixtral(),
+    Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
+    Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
+    SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
+    MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), SmolLM3(),
+    Bloom(), M2M100(), M2M100Decoder(), MBart(), MBartDecoder(), Pegasus(), PegasusDecoder(), DeiT(),
+    DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(), AST(),
+)  # fmt: skip
+FAMILIES: Group[Family] = Group("families", "a Family", lambda each: isinstance(each, Family))
+"""Every family by name; of two that map one type of model, the first."""
 MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), TimmViT())}
 """Families of plain modules, without a config."""
 

@@ -1,0 +1,1 @@
+"""A package with one of each mistake."""

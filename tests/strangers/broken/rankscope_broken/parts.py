@@ -1,0 +1,22 @@
+"""Objects that rankscope cannot take."""
+
+from rankscope.live.monitor import AlarmRule
+from rankscope.metrics import Metric
+
+taken = Metric("mu", lambda X, padding=None: X.sum((-2, -1)))
+of_no_kind = ["residual"]
+
+
+class Rule(AlarmRule):
+    """A rule without the method that says what is wrong."""
+
+    name = "nothing"
+
+
+def failing_sections(run):
+    """Fail on every run."""
+    raise KeyError("width")
+
+
+def measure() -> None:
+    """Take the name of a command that there is."""

@@ -1,0 +1,58 @@
+"""A metric, an alarm rule, a family, sections of a report and a job of sweeps."""
+
+import polars as pl
+
+from rankscope.engine import CellJob
+from rankscope.live.monitor import AlarmRule, Fault
+from rankscope.metrics import Meaning, Metric
+from rankscope.metrics.tokens import tokens
+from rankscope.report import Section, Table
+from rankscope.sources import FAMILIES
+
+
+def largest(X, padding=None):
+    """The largest absolute entry of the tokens, [batch, token, width]."""
+    return tokens(X, padding).X.abs().amax((-2, -1))
+
+
+words = Meaning("0 and above", "small tokens", "large ones")
+spread = Metric("spread", largest, degree=1, scale=largest, direction=1, meaning=words)
+
+
+class TooAlike(AlarmRule):
+    """Tokens point into one direction: their mean cosine is above .999."""
+
+    name = "tokens point one way"
+    metrics = ("mean_cosine",)
+    advice = "Look at the skips."
+
+    def faults(self, rows):
+        """A fault for each layer."""
+        cosines = rows.layers("mean_cosine").items()
+        return {str(k): Fault(k, None, f"at layer {k} the mean cosine is {x:.4f}") for k, x in cosines if x > 0.999}
+
+
+class StrangerBert(type(FAMILIES["bert"])):
+    """BERT under another name."""
+
+    name, types = "stranger_bert", ("stranger-bert",)
+
+
+family = StrangerBert()
+
+
+def spread_sections(run):
+    """A section on the depth of what was measured; none of other runs."""
+    if run.measured is None:
+        return []
+    deepest = run.measured.table.group_by("variant", maintain_order=True).agg(pl.col("layer").max())
+    rows = [[variant, str(layer)] for variant, layer in deepest.rows()]
+    return [Section("spread", "How deep each variant is", tables=[Table("", ["variant", "layers"], rows)])]
+
+
+def sizes_of(net, X, padding):
+    """One row: the width of the network."""
+    return pl.DataFrame({"width": [net.arch.width]})
+
+
+sizes = CellJob("sizes", {"width": pl.Int64}, sizes_of)
