@@ -16,15 +16,33 @@ from rankscope import errors
 from rankscope.metrics import METRICS
 from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS
-from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
+from sitegen import (
+    DOCS,
+    FENCE,
+    STUDIES,
+    api,
+    commands,
+    file_of,
+    filled,
+    gallery,
+    metrics,
+    parts,
+    remedies,
+    tables,
+    theorems,
+)
 from sitegen.formulas import tex
 from sitegen.markdown import formulas, page_formulas
 from sitegen.markdown import table as markdown_table
 from tests.cli.documented import section, shapes
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-PAGES = [page for page in sorted(DOCS.glob("**/*.md")) if "_build" not in page.parts]
+PAGES = [page for page in sorted([*DOCS.glob("**/*.md"), *STUDIES.glob("**/*.md")]) if "_build" not in page.parts]
+
+
+def on_site(path: Path) -> str:
+    """Where a file stands on the site."""
+    return path.relative_to(STUDIES if STUDIES in path.parents else DOCS).as_posix()
 
 
 def test_every_public_name_is_described() -> None:
@@ -96,12 +114,12 @@ def test_every_error_has_a_cause_and_a_cure() -> None:
 
 def test_every_picture_is_in_the_gallery_with_a_command_that_there_is() -> None:
     shown = gallery.pictures()
-    there = {str(path.relative_to(DOCS)) for path in DOCS.glob("**/*.png") if "_build" not in path.parts}
+    there = {on_site(path) for docs in (DOCS, STUDIES) for path in docs.glob("**/*.png") if "_build" not in path.parts}
     assert {each.path for each in shown} == there
     for each in shown:
         program, name, *rest = each.command.split()
         known = find_spec(rest[0]) is not None if program == "python" else name in commands.commands()
-        assert known and (DOCS / each.page).is_file()
+        assert known and file_of(each.page).is_file()
 
 
 def test_what_pages_ask_for_is_written() -> None:
@@ -117,8 +135,8 @@ def test_every_page_can_be_reached() -> None:
         text = page.read_text(encoding="utf-8")
         for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             names = [line for line in tree.splitlines() if line and not line.startswith(":")]
-            listed |= {str((page.parent / name).resolve().relative_to(DOCS)) for name in names}
-    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if "reproduction" not in page.parts}
+            listed |= {on_site((page.parent / name).resolve()) for name in names}
+    pages = {on_site(page.with_suffix("")) for page in PAGES if "reproduction" not in page.parts}
     assert pages | {"notebook"} == listed | {"index"}
 
 

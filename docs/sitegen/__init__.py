@@ -10,8 +10,12 @@ Each module here writes one such part, as plain Markdown, and knows nothing of S
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+DOCS = Path(__file__).parent.parent
+STUDIES = DOCS.parent / "packages" / "rankscope-studies" / "docs"
+"""Its folders are part of the site, as if they stood in docs/: pages of the studies, and what was reproduced."""
 FENCE = re.compile(r"^```\{generated\} (\S+) ?(\S*)\n```$", re.MULTILINE)
 FORMULAS = ("idea", "deviation", "paths", "theory", "monitor", "extending", "errors", "reference/theorems")
 """Pages whose formulas, plain text between backticks, are set as formulas."""
@@ -36,6 +40,22 @@ def parts() -> dict[str, Callable[..., str]]:
     }
 
 
+def file_of(path: str) -> Path:
+    """The file that is `path` on the site, in docs/ or among those of the studies."""
+    return (STUDIES if (STUDIES / path.partition("/")[0]).is_dir() else DOCS) / path
+
+
+def links(text: str) -> str:
+    """A page, or a file of the repository that it includes, with links to files as the site has them.
+
+    >>> links("[a](../packages/rankscope-studies/docs/studies/a.md), [b](../../../../docs/b.md#c), [d](d.md)")
+    '[a](/studies/a.md), [b](/b.md#c), [d](d.md)'
+    """
+    return re.sub(r"\]\((?:\.\./)*(?:packages/rankscope-studies/)?docs/", "](/", text).replace(
+        "](../benchmarks/RESULTS.md", "](/benchmarks.md"
+    )
+
+
 def filled(text: str) -> str:
     """A page with its generated parts."""
     return FENCE.sub(lambda fence: parts()[fence[1]](*filter(None, [fence[2]])), text)
@@ -48,7 +68,18 @@ def _read(app: Any, name: str, source: list[str]) -> None:
         from sitegen.markdown import page_formulas
 
         source[0] = page_formulas(source[0])
-    source[0] = filled(source[0]).replace("](../benchmarks/RESULTS.md", "](/benchmarks.md")
+    source[0] = filled(links(source[0]))
+
+
+def _include(app: Any, path: Any, name: str, content: list[str]) -> None:
+    content[0] = links(content[0])
+
+
+def _placed(app: Any) -> None:
+    """Puts folders of the studies where Sphinx finds them, by links that git ignores."""
+    for folder in STUDIES.iterdir():
+        (DOCS / folder.name).unlink(missing_ok=True)
+        (DOCS / folder.name).symlink_to(folder, target_is_directory=True)
 
 
 def _outdated(app: Any, env: Any, *_: Any) -> list[str]:
@@ -64,6 +95,8 @@ def setup(app: Any) -> dict[str, Any]:
     from sitegen import mathml
 
     mathml.setup(app)
+    app.connect("builder-inited", _placed)
     app.connect("source-read", _read)
+    app.connect("include-read", _include)
     app.connect("env-get-outdated", _outdated)
     return {"parallel_read_safe": True, "version": "1"}

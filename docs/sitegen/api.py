@@ -14,7 +14,20 @@ import rankscope
 from sitegen.docstrings import comment, fields, markdown, of, source_of
 from sitegen.markdown import formulas, table
 
-INSIDE = ("__main__", "cards", "cli", "data", "explorer", "files", "extras", "naming", "shapes", "shipped", "workers")
+INSIDE = (
+    "__main__",
+    "cards",
+    "cli",
+    "data",
+    "explorer",
+    "files",
+    "extras",
+    "naming",
+    "plugins",
+    "shapes",
+    "shipped",
+    "workers",
+)
 """Rooms that nobody calls from Python: the commands, the explorer, and what others are made with."""
 LOOPS = ("live.loops.transformers", "live.loops.lightning")
 """Callbacks of other packages' loops, which bring these packages along when they are imported."""
@@ -22,15 +35,19 @@ DEEPER = ("live.monitor.alarm_rules", "live.writers", *LOOPS)
 """Public modules inside rooms."""
 
 
+BESIDE = {"studies": "rankscope_studies"}
+"""Packages of ours beside rankscope, by the name of their page."""
+
+
 def rooms() -> list[str]:
-    """Packages of rankscope that are called from Python, by name."""
+    """Packages of rankscope that are called from Python, and those beside it, by name."""
     found = [each.name for each in pkgutil.iter_modules(rankscope.__path__)]
-    return [name for name in found if name not in INSIDE]
+    return [name for name in found if name not in INSIDE] + [*BESIDE]
 
 
 def module(name: str) -> ModuleType:
-    """`rankscope` itself, or one of its rooms."""
-    return import_module(f"rankscope.{name}" if name else "rankscope")
+    """`rankscope` itself, one of its rooms, or a package beside it."""
+    return import_module(BESIDE.get(name) or f"rankscope.{name}".rstrip("."))
 
 
 def public(name: str) -> list[str]:

@@ -11,7 +11,7 @@ in its input (and in every bias):
 At the input that it was frozen on, it gives exactly what the network gives. A path is one way through it.
 
 `freeze` is called by `decompose`; the frozen network is traversed with the rules of `terms.py`. `frozen_pass` is the
-same with gradients, for networks that are trained on some of their paths (`lab/path_model.py`).
+same with gradients, for networks that are trained on some of their paths (`path_model.py` of the studies).
 """
 
 from dataclasses import dataclass, field
