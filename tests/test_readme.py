@@ -7,6 +7,8 @@ import subprocess
 import symtable
 import sys
 import tomllib
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,26 @@ def test_the_commands_of_the_readme_and_docs_are_understood(tmp_path: Path) -> N
         for line in commands:
             _, command, *arguments = shlex.split(line, comments=True)
             known.commands[command].make_context(command, arguments)
+
+
+def test_the_modules_that_pages_run_are_there_and_say_what_they_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--help`, where a module has options; each in this process."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md", *PACKAGES, *PAGES]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"python -m ((?:rankscope|rankscope_studies|benchmarks|tests)\b[\w.]*\w)", text))
+    assert len(named) > 15 and any(name.startswith("rankscope_studies.research.") for name in named)
+    for name in sorted(named):
+        found = find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = find_spec(f"{name}.__main__")
+        assert found is not None and found.origin is not None, name
+        if "argparse" in Path(found.origin).read_text(encoding="utf-8"):
+            monkeypatch.setattr("sys.argv", [name, "--help"])
+            with pytest.raises(SystemExit, match="^0$"):
+                import_module(found.name).main()
+            assert "usage:" in capsys.readouterr().out, name
 
 
 def test_the_studies_that_pages_show_have_cells() -> None:

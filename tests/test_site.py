@@ -25,12 +25,14 @@ from sitegen import (
     file_of,
     filled,
     gallery,
+    links,
     metrics,
     parts,
+    picture,
     remedies,
     tables,
     theorems,
-)
+)  # fmt: skip
 from sitegen.formulas import tex
 from sitegen.markdown import formulas, page_formulas
 from sitegen.markdown import table as markdown_table
@@ -128,6 +130,16 @@ def test_what_pages_ask_for_is_written() -> None:
     assert "```{generated}" not in filled("```{generated} remedies\n```")
 
 
+def test_pages_of_the_studies_are_linked_to_as_files_and_stand_on_the_site() -> None:
+    text = "[a](../packages/rankscope-studies/docs/studies/a.md), [b](../../../../docs/b.md#c), [d](d.md)"
+    assert links(text) == "[a](/studies/a.md), [b](/b.md#c), [d](d.md)"
+    assert picture("images/depth.png") == "/images/depth.png"
+    assert (DOCS / picture("studies/images/layernorm.png")[1:]).resolve().parent == STUDIES / "studies" / "images"
+    here, there = ({path.name: path for path in (docs / "studies").glob("*.md")} for docs in (DOCS, STUDIES))
+    assert here.keys() == there.keys() and len(there) > 12
+    assert all(f"docs/studies/{name}\n" in page.read_text(encoding="utf-8") for name, page in here.items())
+
+
 def test_every_page_can_be_reached() -> None:
     """From a table of contents; the front page has none above it."""
     listed = set()
@@ -215,11 +227,11 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     pages = {path: Links() for path in tmp_path.glob("**/*.html") if "_static" not in path.parts}
-    for path, links in pages.items():
-        links.feed(path.read_text(encoding="utf-8"))
-    for path, links in pages.items():
-        assert not [each for each in links.loaded if urlsplit(each).netloc], path
-        for each in links.links:
+    for path, found in pages.items():
+        found.feed(path.read_text(encoding="utf-8"))
+    for path, found in pages.items():
+        assert not [each for each in found.loaded if urlsplit(each).netloc], path
+        for each in found.links:
             to = urlsplit(each)
             if to.scheme or to.netloc:
                 continue
@@ -233,6 +245,5 @@ def test_the_page_about_the_code_names_files_that_exist() -> None:
     text = (DOCS / "code.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text))
     assert len(named) > 60
-    assert not [
-        path for path in named if not (ROOT / "src" / "rankscope" / path).exists() and not (ROOT / path).exists()
-    ]
+    homes = (ROOT / "src" / "rankscope", ROOT / "packages" / "rankscope-studies" / "src", ROOT)
+    assert not [path for path in named if not any((home / path).exists() for home in homes)]

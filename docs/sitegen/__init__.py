@@ -10,12 +10,13 @@ Each module here writes one such part, as plain Markdown, and knows nothing of S
 
 import re
 from collections.abc import Callable
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent.parent
 STUDIES = DOCS.parent / "packages" / "rankscope-studies" / "docs"
-"""Its folders are part of the site, as if they stood in docs/: pages of the studies, and what was reproduced."""
+"""Pages of the studies, which docs/studies includes, and what was reproduced: part of the site like those of docs/."""
 FENCE = re.compile(r"^```\{generated\} (\S+) ?(\S*)\n```$", re.MULTILINE)
 FORMULAS = ("idea", "deviation", "paths", "theory", "monitor", "extending", "errors", "reference/theorems")
 """Pages whose formulas, plain text between backticks, are set as formulas."""
@@ -41,16 +42,17 @@ def parts() -> dict[str, Callable[..., str]]:
 
 
 def file_of(path: str) -> Path:
-    """The file that is `path` on the site, in docs/ or among those of the studies."""
-    return (STUDIES if (STUDIES / path.partition("/")[0]).is_dir() else DOCS) / path
+    """The file that is `path` on the site: one of docs/, or of those of the studies."""
+    return (STUDIES if (STUDIES / path).exists() else DOCS) / path
+
+
+def picture(path: str) -> str:
+    """How a page names a picture that is `path` on the site."""
+    return f"/{relpath(file_of(path), DOCS)}"
 
 
 def links(text: str) -> str:
-    """A page, or a file of the repository that it includes, with links to files as the site has them.
-
-    >>> links("[a](../packages/rankscope-studies/docs/studies/a.md), [b](../../../../docs/b.md#c), [d](d.md)")
-    '[a](/studies/a.md), [b](/b.md#c), [d](d.md)'
-    """
+    """A page, or a file of the repository that it includes, with links to files as the site has them."""
     return re.sub(r"\]\((?:\.\./)*(?:packages/rankscope-studies/)?docs/", "](/", text).replace(
         "](../benchmarks/RESULTS.md", "](/benchmarks.md"
     )
@@ -75,13 +77,6 @@ def _include(app: Any, path: Any, name: str, content: list[str]) -> None:
     content[0] = links(content[0])
 
 
-def _placed(app: Any) -> None:
-    """Puts folders of the studies where Sphinx finds them, by links that git ignores."""
-    for folder in STUDIES.iterdir():
-        (DOCS / folder.name).unlink(missing_ok=True)
-        (DOCS / folder.name).symlink_to(folder, target_is_directory=True)
-
-
 def _outdated(app: Any, env: Any, *_: Any) -> list[str]:
     """Pages with parts that are written from the code are read anew each time: it may have changed."""
     pages = {name: env.doc2path(name) for name in env.found_docs}
@@ -95,7 +90,6 @@ def setup(app: Any) -> dict[str, Any]:
     from sitegen import mathml
 
     mathml.setup(app)
-    app.connect("builder-inited", _placed)
     app.connect("source-read", _read)
     app.connect("include-read", _include)
     app.connect("env-get-outdated", _outdated)

@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sitegen import DOCS, STUDIES, file_of
+from sitegen import DOCS, STUDIES, file_of, picture
 from sitegen.reproduction import sections
 
 OWN = "images/pictures.toml"
@@ -64,7 +64,7 @@ def _of(paper: str) -> list[Picture]:
 def _cards(own: list[Picture]) -> str:
     cards = [
         f":::{{grid-item-card}} {each.title}\n:link: /{each.page.removesuffix('.md')}\n"
-        f":link-type: doc\n:img-top: /{each.path}\n:img-alt: {each.title}\n"
+        f":link-type: doc\n:img-top: {picture(each.path)}\n:img-alt: {each.title}\n"
         f"{_shape(each)}\n`{each.command}`\n:::"
         for each in own
     ]

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sitegen import file_of
+from sitegen import file_of, picture
 
 PAGES = {"reproduction/REPRODUCTION.md": "", "reproduction/full/REPRODUCTION.md": " --full"}
 PAPERS = {"dong2021": "Dong, Cordonnier, Loukas 2021", "wu2024": "Wu, Ajorlou, Wang, Jegelka, Jadbabaie 2024"}
@@ -75,5 +75,5 @@ def named(figure: str) -> str:
 
 
 def placed(body: str) -> str:
-    """Pictures, as they are named from a page in a folder of docs/, each on its own."""
-    return re.sub(r"!\[([^]]*)\]\(([^)]+)\)\n?", r"![\1](/\2)\n\n", body)
+    """Pictures, as a page of the site names them, each on its own."""
+    return re.sub(r"!\[([^]]*)\]\(([^)]+)\)\n?", lambda found: f"![{found[1]}]({picture(found[2])})\n\n", body)
