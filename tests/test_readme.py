@@ -156,24 +156,33 @@ def test_the_commands_of_the_readme_and_docs_are_understood(tmp_path: Path) -> N
             known.commands[command].make_context(command, arguments)
 
 
-def test_the_modules_that_pages_run_are_there_and_say_what_they_take(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With `--help`, where a module has options; each in this process."""
+def modules() -> dict[str, Path]:
+    """The file of each module of ours that pages run, by name."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md", *PACKAGES, *PAGES]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    named = set(re.findall(r"python -m ((?:rankscope|rankscope_studies|benchmarks|tests)\b[\w.]*\w)", text))
-    assert len(named) > 15 and any(name.startswith("rankscope_studies.research.") for name in named)
-    for name in sorted(named):
+    files = {}
+    for name in set(re.findall(r"python -m ((?:rankscope|rankscope_studies|benchmarks|tests)\b[\w.]*\w)", text)):
         found = find_spec(name)
-        if found is not None and found.submodule_search_locations is not None:
-            found = find_spec(f"{name}.__main__")
-        assert found is not None and found.origin is not None, name
-        if "argparse" in Path(found.origin).read_text(encoding="utf-8"):
-            monkeypatch.setattr("sys.argv", [name, "--help"])
-            with pytest.raises(SystemExit, match="^0$"):
-                import_module(found.name).main()
-            assert "usage:" in capsys.readouterr().out, name
+        assert found is not None, name
+        run = find_spec(f"{name}.__main__") if found.submodule_search_locations is not None else found
+        assert run is not None and run.origin is not None, name
+        files[run.name] = Path(run.origin)
+    return files
+
+
+def test_the_modules_that_pages_run_are_there() -> None:
+    assert len(modules()) > 15 and any(name.startswith("rankscope_studies.research.") for name in modules())
+
+
+@pytest.mark.slow
+def test_modules_with_options_say_what_they_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name, path in modules().items() if "argparse" in path.read_text(encoding="utf-8")]:
+        monkeypatch.setattr("sys.argv", [name, "--help"])
+        with pytest.raises(SystemExit, match="^0$"):
+            import_module(name).main()
+        assert "usage:" in capsys.readouterr().out, name
 
 
 def test_the_studies_that_pages_show_have_cells() -> None:
