@@ -249,7 +249,7 @@ def studies() -> None:
     """A figure of a paper, by a command that another package brings."""
     command("reproduce", "dong2021", "lengths", "-o", "out")
     (written,) = Path("out").rglob("report.html")
-    page(str(written))
+    assert "data:image/png" in written.read_text(encoding="utf-8")
     assert "hysteresis" in command("study", "--help") and "--remedy" in command("remedies", "--help")
 
 
