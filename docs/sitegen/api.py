@@ -15,19 +15,9 @@ from sitegen.docstrings import comment, fields, markdown, of, source_of
 from sitegen.markdown import formulas, table
 
 INSIDE = (
-    "__main__",
-    "cards",
-    "cli",
-    "data",
-    "explorer",
-    "files",
-    "extras",
-    "naming",
-    "plugins",
-    "shapes",
-    "shipped",
+    "__main__", "cards", "cli", "data", "explorer", "files", "extras", "naming", "plugins", "shapes", "shipped",
     "workers",
-)
+)  # fmt: skip
 """Rooms that nobody calls from Python: the commands, the explorer, and what others are made with."""
 LOOPS = ("live.loops.transformers", "live.loops.lightning")
 """Callbacks of other packages' loops, which bring these packages along when they are imported."""
