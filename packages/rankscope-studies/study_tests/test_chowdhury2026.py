@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tests.builders import awake, normal
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
@@ -21,6 +20,7 @@ from rankscope_studies.chowdhury2026 import (
     length_weights,
     uniform_network,
 )
+from tests.builders import awake, normal
 
 LAYERS: dict[str, list[Fraction]] = {
     "one": [Fraction(1, 3)],

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tests.raising import raises
 
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import numerical_rank, stable_rank
@@ -17,6 +16,7 @@ from rankscope_studies.hand_built import (
     equilibrium_step,
     spectral_radius,
 )
+from tests.raising import raises
 
 EVERY = [(n, rank) for n in (2, 3, 6) for rank in range(1, n + 1)] + [(8, 1), (8, 7), (8, 8)]
 

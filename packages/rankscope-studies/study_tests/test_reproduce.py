@@ -9,13 +9,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.raising import raises
 
 from rankscope.errors import ArchitectureError, StudyError
 from rankscope.figures import panels
 from rankscope.runs import read
 from rankscope.runs.tables import manifest_in
 from rankscope_studies import STUDIES, Comparison, Setup, Study, StudyResult, chosen, reproduce, write_page
+from tests.raising import raises
 
 
 def small(setup: Setup) -> StudyResult:

@@ -11,11 +11,11 @@ import pytest
 
 from rankscope.figures.drawing import plot
 from rankscope.forecasts.changes import changes
-from rankscope.forecasts.designs import draw_design
 from rankscope.live.monitor import default_rules
 from rankscope.runs import read
 from rankscope.runs.spikes import Signal
 from rankscope_studies.chowdhury2026 import exact_weights
+from rankscope_studies.forecasts.designs import draw_design
 from rankscope_studies.research import (
     alarms,
     deep_post_norm,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import polars as pl
 import pytest
 import torch
-from tests.raising import raises
 from torch.nn import functional as F
 
 from rankscope.lab import Training
 from rankscope.nets import Transformer
 from rankscope_studies.trial import SETTINGS, Trial, TrialDeadlineError, TrialSizes, gradients, train_until
+from tests.raising import raises
 
 SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=4, evaluation_samples=4, probe_samples=2)
 

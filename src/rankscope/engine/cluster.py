@@ -314,7 +314,7 @@ def require_answer(address: str, seconds: float) -> None:
     try:
         if "://" not in address and address != "auto":
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
+            if not host or not port.isdecimal():
                 sentence = f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}"
                 raise SweepError(sentence, subject="on")
             socket.create_connection((host.strip("[]"), int(port)), seconds).close()

@@ -391,6 +391,18 @@ def test_draws_that_no_exponent_decides_are_not_judged() -> None:
     assert study._stable_verdict(made, QUICK).holds is None
 
 
+def test_draws_are_either_judged_or_too_shallow_to_tell() -> None:
+    """Of a draw at six nats, just below and just above, two are judged, whatever their sign."""
+    made = tables()["stable"]
+    edges = (1 - 1e-9, 1.0, 1 + 1e-9)
+    decided = study.DECIDED / QUICK.stable_depth
+    drawn = pl.concat([made.with_columns(predicted=pl.col("predicted") * edge * decided) for edge in edges])
+    barred = len(made.filter(study.BARRED))
+    ours = study._stable_verdict(drawn, QUICK).ours
+    assert f"of the {2 * (len(made) - barred)} of {3 * (len(made) - barred)} draws" in ours
+    assert f"Too shallow to tell: {len(made)} more" in ours
+
+
 def test_the_figure_is_drawn_from_tables_alone() -> None:
     figure = QUESTION.draw(tables(), QUICK)[QUESTION.name]
     assert len(figure.axes) == 4

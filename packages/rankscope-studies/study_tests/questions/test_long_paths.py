@@ -91,6 +91,8 @@ def test_new_heads_are_fitted_to_held_out_samples_that_nothing_else_sees() -> No
     assert (len(test), len(fit)) == (300, 200) and torch.equal(
         torch.cat([test.inputs, fit.inputs]), sort.held_out(500).inputs
     )
+    last = path_networks.held_out_samples(sort, 1999, 1)[1]  # all that there are
+    assert torch.equal(last.inputs, sort.held_out(2000).inputs[1999:])
     with pytest.raises(StudyError, match="held-out samples"):
         path_networks.held_out_samples(sort, 2000, 1)
 
@@ -300,3 +302,21 @@ def test_a_whole_network_that_learnt_less_than_one_length_is_said() -> None:
 )
 def test_a_hypothesis_on_every_task_needs_every_seed(cases: dict[str, list[bool]], expected: bool | None) -> None:
     assert path_networks.judged(cases) is expected
+
+
+def test_the_figure_has_the_errors_of_every_length() -> None:
+    """Medians of five seeds, which are 0.002 apart: the third."""
+    panel, norms = QUESTION.draw(tables(), SEVERAL)[QUESTION.name].axes[:2]
+    lines = {str(line.get_label()): line for line in panel.lines}
+    accuracies = {
+        "trained on length k alone": {0: 0.2, 1: 0.9, 2: 0.9, 3: 0.9}, "trained on ≤ k": {0: 0.2, 3: 0.95},
+        "trained on ≥ k": {0: 0.95, 3: 0.9}, "trained whole, read at k": {0: 0.1, 1: 0.5, 2: 0.1, 3: 0.1},
+        "trained whole, new head at k": {0: 0.2, 1: 0.575, 2: 0.575, 3: 0.2},
+    }  # fmt: skip
+    for label, by_length in accuracies.items():
+        assert [*lines[label].get_xdata()] == [*by_length]
+        errors = [1 - (accuracy + 0.004) for accuracy in by_length.values()]
+        assert [*lines[label].get_ydata()] == pytest.approx(errors)
+    sizes = {str(line.get_label()): [*line.get_ydata()] for line in norms.lines}
+    assert sizes["length 0"] == pytest.approx([0.404] * len(MARKS))
+    assert sizes["length 3"] == pytest.approx([0.029] * len(MARKS))

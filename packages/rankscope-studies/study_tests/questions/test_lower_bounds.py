@@ -374,6 +374,17 @@ def test_each_hypothesis_can_fail(place: int, trained: dict[str, float]) -> None
     assert verdicts(made_tables(**trained))[place] is False
 
 
+@pytest.mark.parametrize(("before", "after", "holds"), [(9, 1, True), (8, 1, False), (9, 2, False), (10, 0, True)])
+def test_sizes_are_judged_by_shares_of_networks(before: int, after: int, holds: bool) -> None:
+    """Of ten networks fresh and trained, nine tenths at least must be proved before, and a tenth at most after."""
+    rows = [
+        row for stage, count in (("fresh", before), ("trained", after)) for seed in range(10)
+        for row in rows_of("pre", stage, seed=seed, sizes=-1.0 if seed < count else -3.0)
+    ]  # fmt: skip
+    verdict = study.answer({"layers": pl.DataFrame(rows, schema=SCHEMA)}, QUICK).verdicts[1]
+    assert verdict.holds is holds and f"{before} of 10 fresh, {after} of 10 trained" in verdict.ours
+
+
 def test_nothing_is_said_where_nothing_was_learnt() -> None:
     tables = made_tables(loss=2.9)
     unlearnt = {"layers": tables["layers"].filter(pl.col("kind").is_in(["pre", "post", "images"]))}
@@ -593,6 +604,21 @@ def test_made_up_tables_are_drawn() -> None:
     heights = [float(line.get_xydata()[0, 1]) for line in drawn.lines if line.get_marker() == "o"]  # type: ignore[index,arg-type]
     assert len(heights) == 3 and len({*heights}) == 1  # a height would look like a value
     assert drawn.get_ylim()[0] < heights[0] < study.FLOOR_DRAWN
+
+
+def test_bars_of_halves_stand_end_to_end() -> None:
+    """In each of four layers attention loses 0.02 decades, with one of two pre-norm seeds 9 times that; MLPs 0.05."""
+    table = made_tables()["layers"]
+    one = (pl.col("kind") == "pre") & (pl.col("seed") == 1)
+    table = table.with_columns(attention_lost=pl.col("attention_lost") * pl.when(one).then(9).otherwise(1))
+    axes = study.draw({"layers": table}, QUICK)[QUESTION.name].axes[2]
+    networks_drawn = [label.get_text() for label in axes.get_yticklabels()]
+    attention, mlp = ([(bar.get_x(), bar.get_width()) for bar in bars] for bars in axes.containers)
+    widths = [4 * 0.02 * (5 if network.startswith("pre") else 1) for network in networks_drawn]
+    assert len(widths) == 4 and sorted(widths)[-1] == pytest.approx(0.4)
+    for (left, width), (begin, length), expected in zip(attention, mlp, widths, strict=True):
+        assert (left, width, begin, length) == pytest.approx((0, expected, expected, 0.2))
+    assert axes.get_xlim() == pytest.approx((0, 1.35 * 0.6))
 
 
 def test_a_full_run_is_cut_into_many_parts() -> None:

@@ -2,16 +2,18 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.raising import raises
 
 from rankscope.errors import ArchitectureError, FileError, StudyError
 from rankscope.report import read_run, write_report
 from rankscope_studies import Setup, write_study
+from rankscope_studies.remedies import on_trained_model, theory_notes
 from rankscope_studies.remedies.measurements import RemedyMeasurements
 from rankscope_studies.remedies.study import RemedyJob, RemedyOptions, do_job, do_jobs, plan, remedies_study, result_of
 from study_tests.remedies.builders import FEW
+from tests.raising import raises
 
 
 @pytest.mark.slow
@@ -40,6 +42,25 @@ def test_jobs_are_all_there(tmp_path: Path) -> None:
     options = RemedyOptions(("gate", "lnscale"), "bert-tiny", 2)
     kinds = [job.kind for job in plan(Setup(tmp_path, full=True), options)]
     assert kinds.count("initial") == 3 * 2 * 2 * 3 and kinds.count("cold") == kinds.count("theorems") == 3
+
+
+def test_a_job_is_done_once_and_gives_what_its_function_measures(tmp_path: Path) -> None:
+    said: list[str] = []
+    cold: dict[str, Any] = {"remedy": "none", "model": "bert-tiny"}
+    variance: dict[str, Any] = {"remedy": "lnscale", "depth": 2, "seed": 0}
+    expected = [
+        ("cold", cold, on_trained_model.measured(**cold)),
+        ("variance", variance, theory_notes.variances(**variance)),
+    ]
+    for model in ("bert-tiny", "another"):
+        setup = Setup(tmp_path, models=(model,), say=said.append)
+        for kind, settings, table in expected:
+            assert do_job(setup, RemedyJob(kind, settings, 0.1)).equals(table)
+    assert said == [
+        "cold-none",
+        "variance-lnscale-2-0",
+        "cold-none",
+    ]  # which alone is of the model that a run is asked for
 
 
 @pytest.mark.slow  # each process imports torch

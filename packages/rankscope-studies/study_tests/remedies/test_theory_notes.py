@@ -7,6 +7,7 @@ from rankscope.remedies import REMEDIES
 from rankscope_studies.remedies import at_initialisation, theory_notes
 from rankscope_studies.remedies.measurements import RemedyMeasurements
 from rankscope_studies.remedies.verdicts import TESTS, claims
+from tests.theory.features import BASES
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -38,3 +39,12 @@ def test_theory_knows_every_remedy_and_asks_the_theorems_themselves(tables: Reme
     growing = theory_notes.refusals("logn")
     _, why = theory_notes.taken_out(pl.concat([tables.theorems, growing]), "logn")
     assert why == "scores that grow with the log of the number of tokens"
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_theorems_of_heads_alone_hold_on_tokens_so_small_that_scores_are(
+    tables: RemedyMeasurements, place: str
+) -> None:
+    """All of them but that of one head: that gamma is one asks for scores that differ by 1.2564 at most."""
+    held = tables.theorems.filter("held", remedy="none", network=f"{place}, pure attention")["theorem"]
+    assert {*held} == {*BASES["heads alone"][1]} - {"dong2021-2.2"}

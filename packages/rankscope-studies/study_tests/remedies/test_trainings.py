@@ -5,12 +5,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from tests.raising import raises
 
 from rankscope.errors import StudyError
 from rankscope_studies.remedies.trainings import QUICK, TrainingPlan, costs, gathered, trained
 from rankscope_studies.study import Setup
 from rankscope_studies.trial import TrialSizes
+from tests.raising import raises
 
 SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=3, evaluation_samples=4, probe_samples=2)
 REMEDIES = ["none", "deepnorm"]

@@ -44,6 +44,12 @@ def test_words_for_what_seeds_say() -> None:
     assert weighed({"pre 2": high}, noise, -1, "loss").word == NOT
     assert weighed({"pre 2": mixed, "pre 4": mixed}, noise, -1, "loss").word == NOTHING
     assert weighed({"pre 2": {0: -0.02, 1: -0.03}}, noise, -1, "loss").word == NOTHING  # all, and too little
+    unmoved = {
+        "pre 2": {0: 0.0, 1: 0.0},
+        "pre 4": {0: -0.02, 1: 0.16},
+    }  # where seeds agree to the last bit, and so does the remedy
+    assert weighed(unmoved, {"pre 2": 0.0, "pre 4": 0.1}, -1, "loss").word == NOTHING
+    assert weighed(unmoved, {"pre 2": 0.0, "pre 4": 0.001}, -1, "loss").word == UNTOLD
     assert weighed({"pre 2": low, "pre 4": high}, noise, -1, "loss").word == UNTOLD
     assert weighed({"pre 2": {0: -9.0}}, noise, -1, "loss").word == UNTOLD
     assert weighed({}, noise, -1, "loss", "it is too deep").because == "it is too deep"

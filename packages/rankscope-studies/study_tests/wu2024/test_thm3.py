@@ -1,5 +1,6 @@
 """Equilibria of every rank, their stability, and where random starts end."""
 
+import math
 from pathlib import Path
 
 import polars as pl
@@ -29,3 +30,13 @@ def test_equilibria_of_every_rank_and_their_ends(tmp_path: Path) -> None:
     assert 0 < int(ends["apart"].sum()) < 40
     assert (ends.filter("apart")["third_singular_value"] < 1e-3).all()
     assert ends.equals(thm3.random_starts(3, 200))
+
+
+def test_of_two_tokens_one_choice_of_sign_is_stable() -> None:
+    """Where token 2 is at rest apart from token 1, a small move along the circle becomes 1 +- sqrt(1 - 1/w^2) times as
+    long. The equilibrium of rank one, which is stable too, is not counted. Of four tokens none above it is stable."""
+    table = pl.concat([thm3.equilibria(n) for n in (2, 4)])
+    w = table["w"][0]
+    said = thm3._stability(table)
+    assert f" 2: {1 - math.sqrt(1 - 1 / w**2):.3f}, 4: " in said.ours
+    assert "rank one 1 of 2 at N = 2 are stable, none neutral" in said.because

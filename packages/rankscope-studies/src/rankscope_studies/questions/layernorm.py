@@ -350,11 +350,15 @@ BARRED = (pl.col("family") == NO_SKIP) | ((pl.col("family") == CHAOTIC) & (pl.co
 WITH_NORM = ~pl.col("family").str.ends_with("no norm")
 
 
+def _decisive(sizes: NormSizes) -> pl.Expr:
+    """Whether the exponent of a draw decides within its depth."""
+    return pl.col("predicted").abs() * sizes.stable_depth >= DECIDED
+
+
 def _judged(stable: pl.DataFrame, sizes: NormSizes) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Draws whose exponent decides within their depth, with whether they were held apart and were foretold to be:
     (those that may be either, those that theory settles)."""
-    sure = stable.filter(pl.col("predicted").abs() * sizes.stable_depth >= DECIDED)
-    sure = sure.with_columns(held=pl.col("log10") > HELD, foretold=pl.col("predicted") > 0)
+    sure = stable.filter(_decisive(sizes)).with_columns(held=pl.col("log10") > HELD, foretold=pl.col("predicted") > 0)
     return sure.filter(~BARRED), sure.filter(BARRED)
 
 
@@ -371,7 +375,7 @@ def _stable_verdict(stable: pl.DataFrame, sizes: NormSizes) -> HypothesisVerdict
         return HypothesisVerdict("no draws on both sides of the boundary", None)
     shares, held = [*map(_right, sides)], int(barred["held"].sum())
     normed = [_count((part := side.filter(WITH_NORM))["held"] == part["foretold"]) for side in sides]
-    shallow = stable.filter(pl.col("predicted").abs() * sizes.stable_depth < DECIDED)
+    shallow = stable.filter(~_decisive(sizes))
     slow = shallow.filter(pl.col("log10") > HELD)
     ours = (
         f"fate foretold in {_right(judged):.1%} of the {len(judged)} of {len(stable.filter(~BARRED))} draws whose Λ is "

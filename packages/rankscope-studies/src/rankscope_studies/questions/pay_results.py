@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import permutations
 from typing import Any
 
@@ -85,10 +86,18 @@ class PayResults:
 
     def cell(self, setting: str, width: int, remedy: str, arm: str = REPORTED) -> CellResult:
         """What came of the networks of a cell; without losses where the tables do not have them."""
-        rows = PayCell(setting, width, remedy).rows(self.tables["runs"].filter(arm=arm)).sort("seed")
-        if rows.is_empty():
-            return CellResult()
-        return CellResult(tuple(rows["loss"]), tuple(rows["residual"]), float(rows["rate"][0]), int(rows["steps"][0]))
+        return self._cells.get((setting, width, remedy, arm), CellResult())
+
+    @cached_property
+    def _cells(self) -> dict[tuple[Any, ...], CellResult]:
+        """What came of every cell of the tables; verdicts ask thousands of times."""
+        cells = self.tables["runs"].sort("seed").group_by("setting", "width", "remedy", "arm", maintain_order=True)
+        return {
+            cell: CellResult(
+                tuple(rows["loss"]), tuple(rows["residual"]), float(rows["rate"][0]), int(rows["steps"][0])
+            )
+            for cell, rows in cells
+        }
 
     def widths(self, arm: str) -> tuple[int, ...]:
         """Widths at which an arm was trained."""
@@ -204,6 +213,12 @@ UNTOLD = Relation()
 TIED = Relation(missing="not told, too few different losses")
 
 
+@cache
+def _orders(count: int) -> np.ndarray:
+    """All orders of so many networks, `[order, place]`."""
+    return np.array([*permutations(range(count))])
+
+
 def relation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Relation:
     """The relation of residual and loss across networks; `UNTOLD` where residuals do not vary. Losses are rounded to
     `MATTERS`, since what differs by less is equal. Where all are equal, the correlation is 0: whatever residuals do,
@@ -229,7 +244,7 @@ def relation(pairs: Sequence[Sequence[tuple[float, float]]]) -> Relation:
         return UNTOLD
     rank = rank_correlation(medians[:, 0].tolist(), medians[:, 1].tolist())
     rank = 0.0 if math.isnan(rank) else rank
-    orders = np.array([*permutations(range(len(pairs)))])
+    orders = _orders(len(pairs))
     a, b = (rankdata(medians[:, k]) for k in (0, 1))
     chance = _pearson(np.broadcast_to(a, orders.shape), b[orders])
     strongest = np.abs(chance).max()

@@ -7,7 +7,8 @@ here.
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import polars as pl
 
@@ -49,6 +50,8 @@ class SetEvidence:
 
     tables: Tables
     sizes: SetSizes
+    _read: dict[tuple[Any, ...], dict[int, float]] = field(default_factory=dict, repr=False, compare=False)
+    """Curves that were read already: verdicts ask thousands of times."""
 
     @property
     def tasks(self) -> list[str]:
@@ -68,6 +71,12 @@ class SetEvidence:
 
     def by_length(self, task: str, seed: int, kind: str, choice: str, reader: str = "head") -> dict[int, float]:
         """Accuracy by length of sets of an equal number, 'number 10', of an equal share, 'share', or of 'all'."""
+        key = task, seed, kind, choice, reader
+        if key not in self._read:
+            self._read[key] = self._by_length(*key)
+        return self._read[key]
+
+    def _by_length(self, task: str, seed: int, kind: str, choice: str, reader: str) -> dict[int, float]:
         rows = self.tables["curves"].filter(task=task, seed=seed, kind=kind).sort("length")
         accuracies = {}
         for length, rows_of_length in rows.group_by("length", maintain_order=True):

@@ -19,9 +19,10 @@ from typing import Any
 
 from rankscope import Architecture
 from rankscope.errors import RankscopeError
-from rankscope.forecasts import EVALUATION, LEARNT, Plan, changes, forecast_of, lines_of
+from rankscope.forecasts import LEARNT, Plan, changes, forecast_of
 from rankscope.lab import Initialisation, NextCharacter, Recipe
 from rankscope.workers import run_pieces
+from rankscope_studies.forecasts import EVALUATION, lines_of
 
 LAYERS, SHALLOWER, SEEDS = 96, (4, 8, 12, 16, 24, 48), 3
 PARTS = ("norm", "remedies", "initialisation", "rate")

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankscope.forecasts import Design, Moments, draw_design, mean_field
+from rankscope.forecasts import Moments, mean_field
 from rankscope.nets import Transformer
 from rankscope.workers import run_pieces
+from rankscope_studies.forecasts import Design, draw_design
 from rankscope_studies.giorlandino2026 import equiangular_tokens
 
 WIDTHS = (64, 128, 256, 512)

@@ -24,10 +24,11 @@ from typing import Any
 
 from rankscope.errors import FileError, RankscopeError
 from rankscope.files import atomic
-from rankscope.forecasts import EVALUATION, LEARNT, Plan, changes, draw_design, forecast_of, lines_of
+from rankscope.forecasts import LEARNT, Plan, changes, forecast_of
 from rankscope.lab import Initialisation
 from rankscope.nets import Architecture
 from rankscope.workers import run_pieces
+from rankscope_studies.forecasts import EVALUATION, draw_design, lines_of
 
 UNLIKELY = 0.3  # Designs whose probability of learning is below this are mended
 KINDS = ("norm", "skips", "gains", "temperature", "initialisation", "remedies")

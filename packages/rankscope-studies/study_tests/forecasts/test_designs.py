@@ -5,9 +5,9 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.forecasts.calibration import trainings
-from rankscope.forecasts.designs import Design, draw_design
 from rankscope.lab.training import with_gains
 from rankscope.nets import Architecture, Transformer
+from rankscope_studies.forecasts.designs import Design, draw_design
 
 
 def test_designs_of_the_table_are_those_that_were_trained() -> None:

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
-from rankscope.forecasts.plan import Plan, goes_onto
+from rankscope.forecasts import STEPS, Plan, goes_onto
 from rankscope.lab import Initialisation, Recipe, Training
 from rankscope.lab.tasks import Task, task
 from rankscope.nets import Architecture
 
-WIDTH, HEADS, STEPS = 64, 4, 300
+WIDTH, HEADS = 64, 4
 TASKS = ("next-character", "next-character", "induction")
 SCHEMES = ("xavier", "bert", "kaiming", "orthogonal", "xavier/sqrt(L)", "bert/sqrt(L)")
 ACTIVATIONS = ("gelu", "relu", "silu", "tanh")

@@ -10,11 +10,13 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError, LabError
-from rankscope.forecasts.__main__ import main
 from rankscope.forecasts.calibration import outcomes
-from rankscope.forecasts.designs import draw_design
 from rankscope.forecasts.plan import Plan
-from rankscope.forecasts.registration import (
+from rankscope.lab import Initialisation
+from rankscope.lab.tasks import Copying
+from rankscope_studies.forecasts.__main__ import main
+from rankscope_studies.forecasts.designs import draw_design
+from rankscope_studies.forecasts.registration import (
     confusion,
     digest,
     growth_exponents,
@@ -24,8 +26,6 @@ from rankscope.forecasts.registration import (
     results,
     score,
 )
-from rankscope.lab import Initialisation
-from rankscope.lab.tasks import Copying
 
 BLIND = 3.0
 

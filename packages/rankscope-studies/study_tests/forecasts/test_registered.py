@@ -6,7 +6,7 @@ import pytest
 
 from rankscope_studies.research.forecast_baselines import baselines
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 REGISTERED = ROOT / "packages" / "rankscope-studies" / "data"
 
 

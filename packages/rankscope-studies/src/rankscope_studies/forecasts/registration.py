@@ -33,11 +33,10 @@ from scipy.stats import spearmanr
 
 from rankscope.errors import FileError, LabError
 from rankscope.files import atomic
-from rankscope.forecasts.calibration import LEARNT, read_design
-from rankscope.forecasts.designs import draw_design
-from rankscope.forecasts.plan import Plan
-from rankscope.forecasts.predictor import Predictor
+from rankscope.forecasts import LEARNT, Plan, Predictor
 from rankscope.workers import run_pieces
+from rankscope_studies.forecasts.designs import draw_design
+from rankscope_studies.forecasts.trainings import read_design
 
 RIVALS = ("depth", "residual", "gradient", "gradient_ratio", "both", "activation_growth", "gradient_growth",
           "loss_early")  # fmt: skip

@@ -7,7 +7,7 @@ import polars as pl
 import torch
 from scipy.stats import multivariate_normal, spearmanr
 
-from rankscope.forecasts.fitting import _negative_log_likelihood, cross_validate, fit_predictor
+from rankscope_studies.forecasts.fitting import _negative_log_likelihood, cross_validate, fit_predictor
 from tests.forecasts.test_predictor import tables
 
 

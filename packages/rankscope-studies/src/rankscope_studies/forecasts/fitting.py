@@ -2,7 +2,7 @@
 
 The marginal likelihood of a Gaussian process rises where similar networks had similar outcomes. Adam climbs it, of both
 outcomes at once, with a price on the sum of weights: a reading that adds little gets weight zero, and the predictor
-stays small. `python -m rankscope.forecasts fit` runs this, and writes `data/forecast_predictor.json`.
+stays small. `python -m rankscope_studies.forecasts fit` runs this, and writes `data/forecast_predictor.json`.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LabError
-from rankscope.forecasts.predictor import Outcome, Predictor
+from rankscope.forecasts import Outcome, Predictor
 from rankscope.workers import run_pieces
 
 LEAST = 0.01  # Weights below this share of the largest one are zero
