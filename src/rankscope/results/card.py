@@ -140,8 +140,17 @@ def _images(figure: "Figure", title: str) -> list[str]:
 
     image = rendered(figure)
     images: list[str] = []
-    for left, right in _columns(figure, image.width):
-        part = image.crop((left, 0, right, image.height))
+    columns, bottom = _columns(figure, image.width), image.height
+    parts = [(left, 0, right, bottom) for left, right in columns]
+    if figure.legends and len(columns) > 1:  # one legend below all panels: an image of its own, so that none cuts it
+        scale = image.width / figure.bbox.width
+        boxes = [legend.get_window_extent() for legend in figure.legends]
+        top = max(0, round(bottom - max(box.y1 for box in boxes) * scale) - MARGIN)
+        ends = min(box.x0 for box in boxes) * scale - MARGIN, max(box.x1 for box in boxes) * scale + MARGIN
+        parts = [(left, 0, right, top) for left, right in columns]
+        parts.append((max(0, round(ends[0])), top, min(image.width, round(ends[1])), bottom))
+    for box in parts:
+        part = image.crop(box)
         data = base64.b64encode(png(part)).decode()
         alt = escape(f"{title}, panel {len(images) + 1}" if images else title)
         width = part.width // SHARPNESS + 2 * EDGE
