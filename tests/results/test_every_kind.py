@@ -182,6 +182,14 @@ def test_folders_of_several_results_and_of_no_kind_are_runs(tmp_path: Path) -> N
     assert type(profile).read(tmp_path / "old").equals(profile)
 
 
+@pytest.mark.parametrize("kind", ["forecast", "by_length", "cut", "comparison"])
+def test_what_stands_beside_the_tables_may_be_damaged(kind: str, made: Callable[[str], Result]) -> None:
+    whole = made(kind).to_dict()
+    for about in ({}, [], dict.fromkeys(whole["about"])):
+        with raises(FileError, kind):
+            type(made(kind)).from_dict({**whole, "about": about})
+
+
 def test_what_is_not_whole_is_named(tmp_path: Path) -> None:
     card = depth(net(), TEXTS, heads=False)
     card.save(tmp_path)

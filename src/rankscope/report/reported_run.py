@@ -31,7 +31,7 @@ from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
-from rankscope.results import KINDS, Result, class_of
+from rankscope.results import Result, results_of
 from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import document
 from rankscope.runs.tables import read_parquet
@@ -46,8 +46,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "depth_layers": LAYER_COLUMNS, "depth_heads": HEAD_COLUMNS, "depth_norms": NORM_COLUMNS,
 }  # fmt: skip
 """The columns that each table must have."""
-OTHERS = KINDS.keys() - {"profile", "summary", "certificates", "depth", "decomposition", "sweep", "training"}
-"""Kinds of results that are shown by their sections alone; the others are found by their tables, in old folders too."""
+BY_TABLES = ("profile", "summary", "certificates", "depth", "decomposition", "sweep", "training")
+"""Kinds of results that are found by their tables, in old folders too; all others are shown by their sections."""
 TITLE = 200  # Characters of a name in a heading at most
 DEPTH = ("depth_layers", "depth_heads", "depth_norms")
 PATHS = ("lengths", "heads", *DEPTH)
@@ -166,9 +166,7 @@ def read_run(folder: str | Path) -> ReportedRun:
     sweep = Sweep.of_run(stored, Sweep.kind) if stored.has("sweep") else None
     inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
-    others = [
-        class_of(entry.kind).of_run(stored, name) for name, entry in stored.entries.items() if entry.kind in OTHERS
-    ]
+    others = list(results_of(stored, BY_TABLES).values())
     inside += [other.manifest for other in others]
     if not (measured is not None or tables or certificates or outcomes or training or sweep or others):
         raise FileError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import polars as pl
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, RankscopeError
 from rankscope.results.card import card, lines, whole
 from rankscope.results.plain import plain_table, plain_value, table_of
 from rankscope.results.section import Section
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any]  # The type of each column
 COLUMNS = 80  # Characters of a line of text
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # raised on odd content
 
 
 class Result(ABC):
@@ -157,7 +158,7 @@ class Result(ABC):
         tables = {name: cls._fitted(name, run.table(name), manifest, run.folder / name) for name in held}
         file = f"{cls.kind}.json"
         listed = file in run.entries[entry].files
-        return cls.made_of(tables, manifest, document(run.path(file)) if listed else {})
+        return cls._made(tables, manifest, document(run.path(file)) if listed else {}, f"{run.folder} must hold a")
 
     @classmethod
     def words(cls) -> str:
@@ -181,12 +182,28 @@ class Result(ABC):
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """What `to_dict` gave, made again."""
+        begin = f"{cls.__name__}.from_dict must be given a"
         try:
             manifest = Manifest.from_dict(content["manifest"])
             tables = {name: table_of(rows, cls.schemas.get(name, {})) for name, rows in content["tables"].items()}
-            return cls.made_of(tables, manifest, content["about"])
-        except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
-            sentence = f"a {cls.words()} must be what {cls.__name__}.to_dict gave; it is not ({error})"
+            about = content["about"]
+        except (*MALFORMED, pl.exceptions.PolarsError) as error:
+            raise FileError(
+                f"{begin} {cls.words()} as to_dict wrote it; it is not ({error!r})", subject=cls.kind
+            ) from error
+        return cls._made(tables, manifest, about, begin)
+
+    @classmethod
+    def _made(
+        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any], begin: str
+    ) -> Self:
+        """What `made_of` makes; an error that begins so where something of it is missing or of another type."""
+        try:
+            return cls.made_of(tables, manifest, about)
+        except RankscopeError:
+            raise
+        except (*MALFORMED, pl.exceptions.PolarsError) as error:
+            sentence = f"{begin} {cls.words()} as it was saved; it is damaged ({error!r}): run it again"
             raise FileError(sentence, subject=cls.kind) from error
 
     def equals(self, other: object) -> bool:
