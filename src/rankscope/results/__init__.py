@@ -5,11 +5,11 @@ lines of a terminal, `plain.py` JSON, and `kinds.py` the kinds by name.
 """
 
 from rankscope.results.card import card, lines
-from rankscope.results.kinds import KINDS, class_of, kinds, read, results_of
+from rankscope.results.kinds import KINDS, class_of, read, results_of
 from rankscope.results.result import Result, TableResult
 from rankscope.results.section import Plot, Section, Table, Views, sentence
 
 __all__ = [
-    "KINDS", "Plot", "Result", "Section", "Table", "TableResult", "Views", "card", "class_of", "kinds", "lines", "read",
+    "KINDS", "Plot", "Result", "Section", "Table", "TableResult", "Views", "card", "class_of", "lines", "read",
     "results_of", "sentence",
 ]  # fmt: skip

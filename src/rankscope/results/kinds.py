@@ -1,6 +1,6 @@
 """Kinds of results by name, and `read`, which gives back the class that was saved."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 
@@ -27,31 +27,20 @@ KINDS = {
 """By the kind that a manifest names, where its class is."""
 
 
-def kinds() -> Mapping[str, str]:
-    """By each kind that is known, where its class is, as `module:Class`. Whoever looks a kind up asks here."""
-    return KINDS
-
-
 def class_of(kind: str) -> type[Result]:
     """The class of a kind of result; raises FileError if none of that name is known."""
-    known = kinds()
-    if kind not in known:
-        raise FileError(one_of("a kind of result", kind, known), subject="kind")
-    module, _, name = known[kind].partition(":")
+    if kind not in KINDS:
+        raise FileError(one_of("a kind of result", kind, KINDS), subject="kind")
+    module, _, name = KINDS[kind].partition(":")
     found: type[Result] = getattr(import_module(module), name)
     return found
 
 
 def results_of(run: Run, but: Collection[str] = ()) -> dict[str, Result]:
-    """Every result in a run folder by the entry that holds it, without those of kinds that nobody knows here.
-
-    Args:
-        run: The folder.
-        but: Kinds that are left out.
-    """
-    wanted = kinds().keys() - set(but)
-    held = {name: entry.kind for name, entry in run.entries.items() if entry.kind in wanted}
-    return {name: class_of(kind).of_run(run, name) for name, kind in held.items()}
+    """Every result in a run folder by the entry that holds it; entries of no kind that is known here are left out, and
+    those of kinds in `but`."""
+    kinds = {name: entry.kind for name, entry in run.entries.items() if entry.kind in KINDS and entry.kind not in but}
+    return {name: class_of(kind).of_run(run, name) for name, kind in kinds.items()}
 
 
 def read(folder: str | Path) -> Result | Run:
@@ -75,7 +64,7 @@ def read(folder: str | Path) -> Result | Run:
     ('Profile', True)
     """
     run = read_run(folder)
-    known = [name for name, entry in run.entries.items() if entry.kind in kinds()]
+    known = [name for name, entry in run.entries.items() if entry.kind in KINDS]
     if len(known) != 1:
         return run
     return class_of(run.entries[known[0]].kind).of_run(run, known[0])
