@@ -222,9 +222,9 @@ def test_no_layer_sees_what_comes_next(mask: Any) -> None:
 
 def test_everything_goes_into_json(found: Forecast) -> None:
     told = found.to_dict()
-    assert told["about"]["prediction"]["probability"] == found.probability
+    assert told["details"]["prediction"]["probability"] == found.probability
     assert len(told["tables"]["forecast"]["columns"]["layer"]) == found.table.height
-    assert {"verdict", "exponents", "architecture", "readings"} <= set(told["about"])
+    assert {"verdict", "exponents", "architecture", "readings"} <= set(told["details"])
     assert told["tables"].keys() == {"forecast", "forecast_nearest"}
 
 
@@ -265,7 +265,7 @@ def test_the_headline_says_what_is_a_guess(options: dict[str, Any], fields: dict
         assert (
             "a guess, since" in headline and said in headline and headline.index(said) < headline.index("probability")
         )
-        assert mend.endswith("as a guess") and found.to_dict()["about"]["doubts"] == list(found.doubts) != []
+        assert mend.endswith("as a guess") and found.to_dict()["details"]["doubts"] == list(found.doubts) != []
         assert not any(said in sentence for sentence in found.verdict[1:])  # said once
 
 

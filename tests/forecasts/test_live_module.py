@@ -175,8 +175,8 @@ def test_the_forecast_says_what_it_stands_on() -> None:
     assert f"{prediction.share_right:.0%} of our trained designs" in said
     assert "of its own loss none was trained" in said and "given following" in said and "batch 6" in said
     told = found.to_dict()
-    assert told["about"]["architecture"]["module"] == "OwnGPT"
-    assert told["about"]["prediction"]["known"] == prediction.known
+    assert told["details"]["architecture"]["module"] == "OwnGPT"
+    assert told["details"]["prediction"]["known"] == prediction.known
 
 
 def test_the_table_has_what_watch_and_autograd_read(healthy: Forecast) -> None:

@@ -32,8 +32,8 @@ def class_of(kind: str) -> type[Result]:
     if kind not in KINDS:
         raise FileError(one_of("a kind of result", kind, KINDS), subject="kind")
     module, _, name = KINDS[kind].partition(":")
-    found: type[Result] = getattr(import_module(module), name)
-    return found
+    kind_class: type[Result] = getattr(import_module(module), name)
+    return kind_class
 
 
 def results_of(run: Run, but: Collection[str] = ()) -> dict[str, Result]:

@@ -42,10 +42,10 @@ class TrainingRun(TrainingTables, Result):
         return read_tables(run.folder, cls)
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The training of these tables, which are in no folder."""
         table, alarms, certificates = (tables[name] for name in READ)
-        return cls(Path(), manifest, table, alarms, certificates, tuple(about.get("notes", ())))
+        return cls(Path(), manifest, table, alarms, certificates, tuple(details.get("notes", ())))
 
     @property
     def title(self) -> str:
