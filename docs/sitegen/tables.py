@@ -110,15 +110,15 @@ def schemas() -> dict[str, Mapping[str, Any]]:
     net = Transformer.random(Architecture(layers=1, width=8, heads=2, mlp_width=8))
     d = decompose(net, *word_tokens(["call me Ishmael"], 8))
     return {
-        "profile": Profile.schema,
-        "summary": Summary.schema,
+        "profile": Profile.schemas["profile"],
+        "summary": Summary.schemas["summary"],
         "cloud": CLOUD,
         "spectrum": SPECTRA,
         "lengths": d.by_length().table.schema,
         "layers": d.by_layer().schema,
         "heads": d.by_head().schema,
         "single_paths": d.residuals().schema,
-        "certificates": Certificates.schema,
+        "certificates": Certificates.schemas["certificates"],
         "training": TRAINING,
         "alarms": ALARMS,
         "training_certificates": CERTIFICATES,

@@ -49,7 +49,7 @@ def test_a_cell_that_fails_is_a_row_with_its_reason(alone: Sweep) -> None:
     assert alone.failed["cell"].to_list() == [CELLS - 2, CELLS - 1]
     assert "seed must go with random weights" in alone.failed["reason"][0]
     assert not set(alone.failed["cell"]) & set(alone.table["cell"])
-    assert repr(alone).startswith(f"Sweep({CELLS - 2} of {CELLS} cells, 2 failed")
+    assert repr(alone).startswith(f"Sweep: {CELLS - 2} of {CELLS} cells, 2 failed")
 
 
 def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Path) -> None:

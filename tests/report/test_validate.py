@@ -67,7 +67,7 @@ def said(path: Path) -> str:
         assert path.name in str(error), error
         assert "\n" not in str(error)
         return str(error)
-    return f"page {found.finding} {words} {[each.title for each in found.sections]}"
+    return f"page {found.finding} {words} {[each.heading for each in found.sections]}"
 
 
 def typed(text: str) -> bool:

@@ -114,7 +114,7 @@ def test_it_goes_into_strict_json_and_back(kind: str, made: Callable[[str], Resu
     text = json.dumps(result.to_dict(), allow_nan=False)
     again = type(result).from_dict(json.loads(text))
     assert again.equals(result)
-    for wrong in ({}, {"manifest": {}, "tables": {"a": 1}, "about": {}}):
+    for wrong in ({}, {"manifest": {}, "tables": {"a": 1}, "details": {}}):
         with raises(FileError, kind):
             type(result).from_dict(wrong)
 
@@ -180,6 +180,14 @@ def test_folders_of_several_results_and_of_no_kind_are_runs(tmp_path: Path) -> N
         store.write("measure", profile.manifest, {"profile": profile})
     assert isinstance(rankscope.read(tmp_path / "old"), Run)
     assert type(profile).read(tmp_path / "old").equals(profile)
+
+
+@pytest.mark.parametrize("kind", ["forecast", "by_length", "cut", "comparison"])
+def test_what_stands_beside_the_tables_may_be_damaged(kind: str, made: Callable[[str], Result]) -> None:
+    whole = made(kind).to_dict()
+    for details in ({}, [], dict.fromkeys(whole["details"])):
+        with raises(FileError, kind):
+            type(made(kind)).from_dict({**whole, "details": details})
 
 
 def test_what_is_not_whole_is_named(tmp_path: Path) -> None:

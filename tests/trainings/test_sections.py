@@ -90,7 +90,7 @@ def test_what_came_before_a_loss_spike_is_a_section(tmp_path: Path) -> None:
     made = chapter(run, 1, run.title)
     assert made.finding.endswith("The loss has 1 spike, at step 2,400.")
     training, spikes = made.sections
-    assert (training.key, spikes.key) == ("training", "spikes") and spikes.lead.startswith("The loss has 1 spike.")
+    assert (training.key, spikes.key) == ("training", "spikes") and spikes.sentence.startswith("The loss has 1 spike.")
     (table,) = spikes.tables
     assert table.title.startswith("Before step 2,400, where the loss rises to ")
     assert [row[:4] for row in table.rows] == [

@@ -186,13 +186,13 @@ TOLD = ("probability", "place", "place_spread", "similarity", "unfamiliar", "kno
 
 def _told(forecast: "Forecast") -> dict[str, Any]:
     """The JSON of a forecast."""
-    about = forecast.about()
-    numbers, recipe = about.pop("prediction"), about.pop("recipe")
+    details = forecast.details()
+    numbers, recipe = details.pop("prediction"), details.pop("recipe")
     told = {name: numbers[name] for name in TOLD}
     told |= {name: recipe[name] for name in ("steps", "lr", "batch")}
     told |= {"nearest": forecast.prediction.nearest.to_dicts(), "table": forecast.table.to_dicts()}
-    del about["learnt_below"]
-    return {**told, **about, "notes": list(forecast.notes)}
+    del details["learnt_below"]
+    return {**told, **details, "notes": list(forecast.notes)}
 
 
 def _numbers(forecast: "Forecast") -> dict[str, float]:

@@ -88,13 +88,9 @@ def _keep_sources(sources: list[Path], folder: Path) -> None:
 
 def _write(folder: Path, report: "Spikes") -> None:
     """Put the spikes and the events into a folder, as CSV."""
-    import polars as pl
-
     from rankscope.files import atomic, writable_folder
 
     writable_folder(folder)
-    schema = {"first": pl.Int64, "last": pl.Int64, "peak": pl.Float64, "deviations": pl.Float64}
-    spikes = pl.DataFrame([spike._asdict() for spike in report.spikes], schema=schema)
-    for path, table in zip(_written(folder), (spikes, report.events), strict=True):
+    for path, table in zip(_written(folder), report.tables.values(), strict=True):
         with atomic(path) as temporary:
             table.write_csv(temporary)

@@ -160,11 +160,11 @@ class DepthCard(Result):
         return {f"depth_{name}": self.by_sample[name] for name in TABLES}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The card of these tables; of earlier versions the manifest has the notes."""
         known = manifest.networks[0].checks.get("notes", ()) if manifest.networks else ()
         by_sample = {name: tables[f"depth_{name}"] for name in TABLES}
-        return cls(by_sample, manifest, tuple(about.get("notes", known)))
+        return cls(by_sample, manifest, tuple(details.get("notes", known)))
 
 
 @usual_modes()

@@ -110,23 +110,25 @@ class Cut(Result):
 
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
-        """All scores."""
+        """The scores of all layers, heads or sets, with every column of `SCORES`."""
         missing = [pl.lit(None, kind).alias(name) for name, kind in SCORES.items() if name not in self.scores.columns]
         return {"cut_scores": self.scores.with_columns(missing).select(list(SCORES))}
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What was taken out, how it was chosen, and what is left of the output."""
         chosen = {"by": self.by, "search": self.search, "layers": list(self.layers), "heads": list(self.heads)}
         return {**chosen, "columns": self.scores.columns, "sentence": self.sentence, **self.fidelity._asdict()}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The cut of these scores, without its networks."""
-        scores = tables["cut_scores"].select(about["columns"])
-        heads = tuple((int(layer), int(head)) for layer, head in about["heads"])
-        fidelity = Fidelity(float(about["relative_error"]), float(about["cosine"]))
-        layers = tuple(about["layers"])
-        return cls(None, about["by"], about["search"], layers, heads, scores, fidelity, manifest, about["sentence"])
+        scores = tables["cut_scores"].select(details["columns"])
+        heads = tuple((int(layer), int(head)) for layer, head in details["heads"])
+        fidelity = Fidelity(float(details["relative_error"]), float(details["cosine"]))
+        layers = tuple(details["layers"])
+        return cls(
+            None, details["by"], details["search"], layers, heads, scores, fidelity, manifest, details["sentence"]
+        )
 
     @property
     def title(self) -> str:

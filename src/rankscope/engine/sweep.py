@@ -69,7 +69,7 @@ class Sweep(Result):
         return {"sweep": self.table, "cells": self.cells, **self.further}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The sweep of these tables."""
         further = {name: table for name, table in tables.items() if name in cls.optional}
         return cls(tables["sweep"], tables["cells"], manifest, further)

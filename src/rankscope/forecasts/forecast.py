@@ -221,8 +221,8 @@ class Forecast(Result):
         """What is expected: the sentences, tokens and gradients by layer, and the nearest trained networks."""
         drawn = [] if self.table.is_empty() else [Plot("forecast", [("", layers_chart(self.table, self.verdict[0]))])]
         rows = [
-            [str(number), f"{similarity:.3g}", task, f"{loss:.3g}", "yes" if learns else "no"]
-            for number, similarity, task, loss, learns in self.prediction.nearest.iter_rows()
+            [str(design), f"{similarity:.3g}", task, f"{loss:.3g}", "yes" if learns else "no"]
+            for design, similarity, task, loss, learns in self.prediction.nearest.iter_rows()
         ]
         nearest = Table(
             "Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows
@@ -234,7 +234,7 @@ class Forecast(Result):
         """The sentences, and the figure."""
         return replace(self.sections()[0], tables=[])
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """Numbers and sentences of the forecast, and what it is of; no weights."""
         prediction = {name: value for name, value in vars(self.prediction).items() if name != "nearest"}
         return {
@@ -245,21 +245,21 @@ class Forecast(Result):
         }  # fmt: skip
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The forecast of these tables, without its network."""
-        told = dict(about["prediction"])
+        told = dict(details["prediction"])
         unfamiliar = tuple(told.pop("unfamiliar"))
         numbers: dict[str, Any] = {
             name: value if name in ("known", "entries") else float(value) for name, value in told.items()
         }
         prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **numbers)
-        recipe = Recipe(**{**about["recipe"], "frozen": tuple(about["recipe"]["frozen"])})
-        plan = SavedPlan(about["architecture"], about["task"], recipe, about["seed"], tuple(about["verdict"]),
-                         float(about["learnt_below"]))  # fmt: skip
+        recipe = Recipe(**{**details["recipe"], "frozen": tuple(details["recipe"]["frozen"])})
+        plan = SavedPlan(details["architecture"], details["task"], recipe, details["seed"], tuple(details["verdict"]),
+                         float(details["learnt_below"]))  # fmt: skip
         readings, exponents = (
-            {name: float(x) for name, x in about[part].items()} for part in ("readings", "exponents")
+            {name: float(x) for name, x in details[part].items()} for part in ("readings", "exponents")
         )
-        notes, doubts = tuple(about["notes"]), tuple(about["doubts"])
+        notes, doubts = tuple(details["notes"]), tuple(details["doubts"])
         return cls(plan, tables["forecast"], readings, prediction, exponents, notes, doubts, manifest)
 
 

@@ -110,7 +110,7 @@ class Decomposition(Result):
     variant: str = "as given"
     given: Manifest | None = None  # what was run on what; made of the network if left out
     saved: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # the tables, if they were read
-    known: Mapping[str, Any] = field(default_factory=dict)  # what `about` gave, if it was read
+    known: Mapping[str, Any] = field(default_factory=dict)  # what `details` gave, if it was read
     notes: tuple[str, ...] = ()
 
     @property
@@ -142,7 +142,7 @@ class Decomposition(Result):
         """Sums by length, by layer and by head."""
         return self.saved or {"lengths": self._lengths.table, "layers": self.by_layer(), "heads": self.by_head()}
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The sizes of the network and its input, the number of paths, and how nearly they add up."""
         if self.known:
             return dict(self.known)
@@ -152,15 +152,15 @@ class Decomposition(Result):
         return {"variant": self.variant, **sizes, "paths": paths}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The decomposition of these tables, without its network."""
-        known = {name: value for name, value in about.items() if name != "notes"}
-        return cls(None, about["variant"], manifest, tables, known)
+        known = {name: value for name, value in details.items() if name != "notes"}
+        return cls(None, details["variant"], manifest, tables, known)
 
     @property
     def title(self) -> str:
         """The sizes of the network and its input, and the number of paths."""
-        known = self.about()
+        known = self.details()
         sizes = ", ".join(counted(known[f"{name}s"], name) for name in ("layer", "head", "sample"))
         paths = counted_paths(int(known["paths"]))
         return f"Decomposition: {sizes} of up to {counted(known['tokens'], 'token')}, {paths} paths"

@@ -78,15 +78,15 @@ class ByLength(Result):
         ]  # fmt: skip
         return {"lengths": self.table, "terms": pl.concat(frames)}
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """How many paths there are of each length, exactly, and the dtype of the terms."""
         counts = {name: list(map(str, getattr(self, name))) for name in ABOUT[:2]}
         return {**counts, "closure": self.closure, "variant": self.variant, "dtype": str(self.output.dtype)}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The sums of these tables, on the CPU."""
-        terms, dtype = tables["terms"], getattr(torch, about["dtype"].removeprefix("torch."))
+        terms, dtype = tables["terms"], getattr(torch, details["dtype"].removeprefix("torch."))
         output = terms.filter(start="output")
         shape, width = (output["sample"].n_unique(), output["token"].n_unique()), len(output["values"][0])
         tensors = {
@@ -94,10 +94,10 @@ class ByLength(Result):
             for name in ("embedding", "bias", "output")
         }
         padding = torch.tensor(output["padding"].to_list()).view(shape)
-        counts, bias_counts = (list(map(int, about[name])) for name in ABOUT[:2])
+        counts, bias_counts = (list(map(int, details[name])) for name in ABOUT[:2])
         return cls(
             tensors["embedding"], tensors["bias"], counts, bias_counts, tensors["output"][0], padding,
-            float(about["closure"]), about["variant"], manifest,
+            float(details["closure"]), details["variant"], manifest,
         )  # fmt: skip
 
     def sections(self) -> list[Section]:

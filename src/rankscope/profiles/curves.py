@@ -37,12 +37,12 @@ class Curves(TableResult):
         if not curves:
             return Section(self.title)
         also = f" And {counted(len(self.metrics) - 1, 'other metric')}: plot(metric), table."
-        said = f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also if len(self.metrics) > 1 else ''}"
+        about_metric = f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also if len(self.metrics) > 1 else ''}"
         notes = [note for note in [zeros_note(curves)] if note]
         if len(curves) > DRAWN:
             notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
-        return Section(self.title, said, [Plot("curves", [("", curves_chart(curves[:DRAWN]))])], [ends_table(curves)],
-                       notes)  # fmt: skip
+        plot = Plot("curves", [("", curves_chart(curves[:DRAWN]))])
+        return Section(self.title, about_metric, [plot], [ends_table(curves)], notes)
 
     def sections(self, bounds: Bounds | None = None) -> list[Section]:
         """Each metric by layer, and where there are several arithmetics, what each can see.

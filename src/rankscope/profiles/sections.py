@@ -32,7 +32,7 @@ class Curved(Protocol):
 
     @property
     def arithmetics(self) -> list[str]:
-        """The arithmetics, in order."""
+        """The arithmetics that the network was run in, in order."""
 
     def views(self, metric: str) -> list[CurveView]:
         """What each line of a metric says."""
@@ -52,8 +52,8 @@ def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:
     plots = [Plot("curves", both, sentence("curves", "caption", **filled))]
     plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
     tables = [curve_table(measured.views(lead)), *measured.spread(lead)]
-    heading, said = "How uniform the tokens become", sentence("curves", "lead")
-    return [Section(heading, said, plots, tables, key="residual"), *_arithmetics(measured)]
+    heading, lead_in = "How uniform the tokens become", sentence("curves", "lead")
+    return [Section(heading, lead_in, plots, tables, key="residual"), *_arithmetics(measured)]
 
 
 def _both(measured: Curved, metric: str, bounds: Mapping[str, Any]) -> Views:

@@ -127,8 +127,8 @@ def finding(run: ReportedRun) -> str:
         return depth_card(run).sentence
     if "lengths" in run.tables:
         return carried(length_views(run.tables["lengths"]))
-    if run.others and not run.certificates:
-        brief = run.others[0].overview()
+    if run.further and not run.certificates:
+        brief = run.further[0].overview()
         return brief.sentence or " ".join(brief.notes)
     return " ".join(bounds_sentence(proved.views(), f"for {name}") for name, proved in run.certificates.items())
 

@@ -31,7 +31,7 @@ from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
-from rankscope.results import KINDS, Result, class_of
+from rankscope.results import Result, results_of
 from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import document
 from rankscope.runs.tables import read_parquet
@@ -46,8 +46,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "depth_layers": LAYER_COLUMNS, "depth_heads": HEAD_COLUMNS, "depth_norms": NORM_COLUMNS,
 }  # fmt: skip
 """The columns that each table must have."""
-OTHERS = KINDS.keys() - {"profile", "summary", "certificates", "depth", "decomposition", "sweep", "training"}
-"""Kinds of results that are shown by their sections alone; the others are found by their tables, in old folders too."""
+BY_TABLES = ("profile", "summary", "certificates", "depth", "decomposition", "sweep", "training")
+"""Kinds of results that are found by their tables, in old folders too; all others are shown by their sections."""
 TITLE = 200  # Characters of a name in a heading at most
 DEPTH = ("depth_layers", "depth_heads", "depth_norms")
 PATHS = ("lengths", "heads", *DEPTH)
@@ -69,7 +69,7 @@ class ReportedRun:
     closure: float | None = None  # How nearly the paths add up to the output
     training: TrainingRun | None = None
     sweep: Sweep | None = None
-    others: list[Result] = field(default_factory=list)  # Results of kinds that have no place of their own here
+    further: list[Result] = field(default_factory=list)  # Results of kinds that have no place of their own here
 
     @property
     def excerpts(self) -> int:
@@ -94,8 +94,8 @@ class ReportedRun:
         if self.sweep is not None and self.measured is None:
             name = self.folder.resolve().name[:TITLE]
             return f"{name}: a sweep of {counted(len(self.sweep.cells), 'cell')}"
-        if self.others and self.measured is None and not self.tables and not self.certificates:
-            return self.others[0].title[:TITLE]
+        if self.further and self.measured is None and not self.tables and not self.certificates:
+            return self.further[0].title[:TITLE]
         origin = self.manifest.origin or {}
         name = Path(str(origin.get("name") or self.manifest.model or self.folder.resolve().name)).name
         given = self.manifest.title or (titled(origin) if origin.get("weights") else name)
@@ -166,11 +166,9 @@ def read_run(folder: str | Path) -> ReportedRun:
     sweep = Sweep.of_run(stored, Sweep.kind) if stored.has("sweep") else None
     inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
-    others = [
-        class_of(entry.kind).of_run(stored, name) for name, entry in stored.entries.items() if entry.kind in OTHERS
-    ]
-    inside += [other.manifest for other in others]
-    if not (measured is not None or tables or certificates or outcomes or training or sweep or others):
+    further = list(results_of(stored, BY_TABLES).values())
+    inside += [result.manifest for result in further]
+    if not (measured is not None or tables or certificates or outcomes or training or sweep or further):
         raise FileError(
             f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
             "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o",
@@ -179,7 +177,7 @@ def read_run(folder: str | Path) -> ReportedRun:
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
     return ReportedRun(
-        folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training, sweep, others
+        folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training, sweep, further
     )
 
 

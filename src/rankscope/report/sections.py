@@ -40,7 +40,7 @@ def results_sections(run: ReportedRun) -> list[Section]:
             sections.append(section_of(run, run.tables[name]))
     proved = {variant: certificates.proved() for variant, certificates in run.certificates.items()}
     sections += [bounds_section(proved)] if proved else []
-    return [*sections, *(section for result in run.others for section in result.sections())]
+    return [*sections, *(section for result in run.further for section in result.sections())]
 
 
 def studies_sections(run: ReportedRun) -> list[Section]:

@@ -78,18 +78,19 @@ def lines(
         most: Rows at most.
         longest: Characters of a cell at most.
     """
-    said = [line for sentence in sentences for line in wrap(sentence, WIDTH, break_on_hyphens=False)]
+    sentence_lines = [line for sentence in sentences for line in wrap(sentence, WIDTH, break_on_hyphens=False)]
     head = [headings] if any(headings) else []
     room = TEXT_LINES - 1 - min(len(head) + len(rows), ROWS_KEPT)
-    said = said if len(said) <= room else [*said[: room - 1], f"{said[room - 1][: WIDTH - 1]}…"]
+    if len(sentence_lines) > room:
+        sentence_lines = [*sentence_lines[: room - 1], f"{sentence_lines[room - 1][: WIDTH - 1]}…"]
     if most is None:
-        most = TEXT_LINES - 1 - len(said) - len(head)
+        most = TEXT_LINES - 1 - len(sentence_lines) - len(head)
         most -= len(rows) > most  # the line that counts the rest
     shown = [[short(cell, longest) for cell in row] for row in [*head, *rows[:most]]]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
     more = [f"... and {len(rows) - most} more"] if len(rows) > most else []
-    return "\n".join([*([title] if title else []), *(f"  {line}" for line in [*said, *text, *more])])
+    return "\n".join([*([title] if title else []), *(f"  {line}" for line in [*sentence_lines, *text, *more])])
 
 
 def whole(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -140,8 +141,17 @@ def _images(figure: "Figure", title: str) -> list[str]:
 
     image = rendered(figure)
     images: list[str] = []
-    for left, right in _columns(figure, image.width):
-        part = image.crop((left, 0, right, image.height))
+    columns, bottom = _columns(figure, image.width), image.height
+    parts = [(left, 0, right, bottom) for left, right in columns]
+    if figure.legends and len(columns) > 1:  # one legend below all panels: an image of its own, so that none cuts it
+        scale = image.width / figure.bbox.width
+        boxes = [legend.get_window_extent() for legend in figure.legends]
+        top = max(0, round(bottom - max(box.y1 for box in boxes) * scale) - MARGIN)
+        ends = min(box.x0 for box in boxes) * scale - MARGIN, max(box.x1 for box in boxes) * scale + MARGIN
+        parts = [(left, 0, right, top) for left, right in columns]
+        parts.append((max(0, round(ends[0])), top, min(image.width, round(ends[1])), bottom))
+    for box in parts:
+        part = image.crop(box)
         data = base64.b64encode(png(part)).decode()
         alt = escape(f"{title}, panel {len(images) + 1}" if images else title)
         width = part.width // SHARPNESS + 2 * EDGE

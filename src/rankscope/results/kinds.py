@@ -1,6 +1,6 @@
 """Kinds of results by name, and `read`, which gives back the class that was saved."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rankscope.errors import FileError, PluginError, one_of
@@ -46,9 +46,10 @@ def class_of(kind: str) -> type[Result]:
     return found
 
 
-def results_of(run: Run) -> dict[str, Result]:
-    """Every result in a run folder by the entry that holds it; entries of no kind that is known here are left out."""
-    kinds = {name: entry.kind for name, entry in run.entries.items() if entry.kind in KINDS}
+def results_of(run: Run, but: Collection[str] = ()) -> dict[str, Result]:
+    """Every result in a run folder by the entry that holds it; entries of no kind that is known here are left out, and
+    those of kinds in `but`."""
+    kinds = {name: entry.kind for name, entry in run.entries.items() if entry.kind in KINDS and entry.kind not in but}
     return {name: class_of(kind).of_run(run, name) for name, kind in kinds.items()}
 
 

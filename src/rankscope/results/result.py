@@ -7,7 +7,7 @@ the text of a terminal and the card of a notebook. `rankscope.report` makes a ch
 
     manifest.json    names the kind beside the manifest
     NAME.parquet     a table, for each of `tables`
-    KIND.json        what is no table: the notes, and what `about` gives
+    KIND.json        what is no table: the notes, and what `details` gives
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import polars as pl
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, RankscopeError
 from rankscope.results.card import card, lines, whole
 from rankscope.results.plain import plain_table, plain_value, table_of
 from rankscope.results.section import Section
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any]  # The type of each column
 COLUMNS = 80  # Characters of a line of text
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # raised on odd content
 
 
 class Result(ABC):
@@ -68,14 +69,14 @@ class Result(ABC):
 
     @classmethod
     @abstractmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
-        """The result of these tables, made again; `about` has the `notes` and what `about` gave."""
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+        """The result of these tables, made again; `details` has the `notes` and what `details` gave."""
 
     @abstractmethod
     def sections(self) -> list[Section]:
         """All that the result shows, in the order of reading."""
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """What is neither a table nor the manifest nor a note, as plain Python."""
         return {}
 
@@ -129,8 +130,8 @@ class Result(ABC):
             entry: The command that writes; the kind, if left out.
             also: More tables of the same run.
         """
-        about = {"notes": list(self.notes), **self.about()}
-        documents = {self.kind: plain_value(about)} if any(about.values()) else {}
+        details = {"notes": list(self.notes), **self.details()}
+        documents = {self.kind: plain_value(details)} if any(details.values()) else {}
         store.write(entry or self.kind, self.manifest, {**self.tables, **(also or {})}, documents, self.kind)
 
     @classmethod
@@ -157,7 +158,7 @@ class Result(ABC):
         tables = {name: cls._fitted(name, run.table(name), manifest, run.folder / name) for name in held}
         file = f"{cls.kind}.json"
         listed = file in run.entries[entry].files
-        return cls.made_of(tables, manifest, document(run.path(file)) if listed else {})
+        return cls._made(tables, manifest, document(run.path(file)) if listed else {}, f"{run.folder} must hold a")
 
     @classmethod
     def words(cls) -> str:
@@ -173,20 +174,36 @@ class Result(ABC):
         """All of the result as JSON knows it: numbers that are none, which JSON does not have, are words."""
         schemas = type(self).schemas
         tables = {name: plain_table(table, schemas.get(name, {})) for name, table in self.tables.items()}
-        about = {"notes": list(self.notes), **self.about()}
-        named = {"kind": self.kind, "manifest": self.manifest.to_dict(), "tables": tables, "about": about}
+        details = {"notes": list(self.notes), **self.details()}
+        named = {"kind": self.kind, "manifest": self.manifest.to_dict(), "tables": tables, "details": details}
         made: dict[str, Any] = plain_value(named)
         return made
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """What `to_dict` gave, made again."""
+        begin = f"{cls.__name__}.from_dict must be given a"
         try:
             manifest = Manifest.from_dict(content["manifest"])
             tables = {name: table_of(rows, cls.schemas.get(name, {})) for name, rows in content["tables"].items()}
-            return cls.made_of(tables, manifest, content["about"])
-        except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
-            sentence = f"a {cls.words()} must be what {cls.__name__}.to_dict gave; it is not ({error})"
+            details = content["details"]
+        except (*MALFORMED, pl.exceptions.PolarsError) as error:
+            raise FileError(
+                f"{begin} {cls.words()} as to_dict wrote it; it is not ({error!r})", subject=cls.kind
+            ) from error
+        return cls._made(tables, manifest, details, begin)
+
+    @classmethod
+    def _made(
+        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any], begin: str
+    ) -> Self:
+        """What `made_of` makes; an error that begins so where something of it is missing or of another type."""
+        try:
+            return cls.made_of(tables, manifest, details)
+        except RankscopeError:
+            raise
+        except (*MALFORMED, pl.exceptions.PolarsError) as error:
+            sentence = f"{begin} {cls.words()} as it was saved; it is damaged ({error!r}): run it again"
             raise FileError(sentence, subject=cls.kind) from error
 
     def equals(self, other: object) -> bool:
@@ -194,7 +211,7 @@ class Result(ABC):
         if not isinstance(other, type(self)) or self.tables.keys() != other.tables.keys():
             return False
         alike = all(table.equals(other.tables[name]) for name, table in self.tables.items())
-        told = plain_value((self.notes, self.about())) == plain_value((other.notes, other.about()))
+        told = plain_value((self.notes, self.details())) == plain_value((other.notes, other.details()))
         return alike and told and self.manifest == other.manifest
 
     def __repr__(self) -> str:
@@ -207,8 +224,8 @@ class Result(ABC):
         sections, brief = self.sections(), self.overview()
         if not any(section.tables for section in sections):
             sections = [brief, *sections]
-        said = [each for section in sections for each in (section.sentence, *section.notes)]
-        parts = [self.title, *_wrapped(_unsaid([brief.sentence, *self.notes], said))]
+        shown = [text for section in sections for text in (section.sentence, *section.notes)]
+        parts = [self.title, *_wrapped(_unsaid([brief.sentence, *self.notes], shown))]
         for section in sections:
             heading = [section.heading] if section.heading != self.title else []
             parts += ["", *heading, *_wrapped([section.sentence, *section.notes])]
@@ -282,7 +299,7 @@ class TableResult(Result):
         return {self.kind: self.table}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The result of this table."""
         return cls(tables[cls.kind], manifest)
 

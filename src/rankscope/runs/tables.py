@@ -76,7 +76,7 @@ class SavedTable(Protocol):
 
     @property
     def table(self) -> pl.DataFrame:
-        """The table."""
+        """The table that the manifest is of."""
 
     @property
     def manifest(self) -> Manifest:

@@ -80,8 +80,8 @@ class Certificates(TableResult):
 
     def overview(self) -> Section:
         """What is proved in a sentence, and bounds beside the measurement as a figure and a table."""
-        said = proved_sentence(self.guarantees(), self.samples)
-        return overview(self.title, said, self.views(), self.table, len(self.broken()))
+        proved = proved_sentence(self.guarantees(), self.samples)
+        return overview(self.title, proved, self.views(), self.table, len(self.broken()))
 
     def sections(self) -> list[Section]:
         """What is proved, with every hypothesis that fails."""

@@ -42,12 +42,12 @@ class CollapseDepth(Result):
         return {"collapse_measured": self.measured, "collapse_guaranteed": self.guaranteed}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The result of these tables."""
-        return cls(about["threshold"], tables["collapse_measured"], tables["collapse_guaranteed"], manifest)
+        return cls(details["threshold"], tables["collapse_measured"], tables["collapse_guaranteed"], manifest)
 
-    def about(self) -> dict[str, Any]:
-        """The threshold."""
+    def details(self) -> dict[str, Any]:
+        """The threshold, as a share of the tokens' size."""
         return {"threshold": self.threshold}
 
     @property
@@ -61,8 +61,8 @@ class CollapseDepth(Result):
         rows = [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in view.proved]
         plots = [Plot("collapse", [("", depth_chart(view))])] if rows else []
         table = Table("", ("theorem", "proves tokens", "for every sample"), rows)
-        said = "" if rows else "No theorem proves or excludes it for every sample."
-        return [Section("Where tokens become the same", said, plots, [table])]
+        sentence = "" if rows else "No theorem proves or excludes it for every sample."
+        return [Section("Where tokens become the same", sentence, plots, [table])]
 
     def charts(self) -> list[Chart]:
         """What is measured and what is proved, a line for each theorem."""
@@ -97,7 +97,7 @@ def collapse_depth(
         threshold: The share below which tokens count as uniform.
         padding: `[batch, token]`, True at padding.
         theorems: Names or `Theorem` objects; all if left out.
-        centre: What the residual is about, "mean" or "argmin": see `certify`.
+        centre: What the residual is details, "mean" or "argmin": see `certify`.
 
     >>> from rankscope.nets import Architecture, Transformer
     >>> import torch

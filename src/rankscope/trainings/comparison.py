@@ -65,23 +65,23 @@ class RunComparison(Result):
         ]
         return {"comparison": pl.DataFrame(rows, schema=COMPARED, orient="row")}
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The metric, the runs and the steps."""
         return {"metric": self.metric, "names": list(self.names), "steps": self.steps}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The comparison of this table."""
         lines = [
             RunsLine(str(name), part["value"].to_list(), part["parted_at"][0], part["below_floor"].to_list())
             for (name,), part in tables["comparison"].group_by("of", maintain_order=True)
         ]
-        notes = tuple(about.get("notes", ()))
-        return cls(about["metric"], tuple(about["names"]), list(about["steps"]), lines, manifest, notes)
+        notes = tuple(details.get("notes", ()))
+        return cls(details["metric"], tuple(details["names"]), list(details["steps"]), lines, manifest, notes)
 
     @property
     def title(self) -> str:
-        """What is compared."""
+        """The metric that is compared, of how many trainings, and how far."""
         return f"RunComparison: {self.metric} of {counted(len(self.names), 'training')}, to step {self.steps[-1]:,}"
 
     @property

@@ -9,10 +9,10 @@ import polars as pl
 
 from rankscope.extras import counted
 from rankscope.figures import Chart
-from rankscope.results import Result, Section
+from rankscope.results import Plot, Result, Section
 from rankscope.runs import Manifest, Run
 from rankscope.trainings.figures import layer_curves, layer_map
-from rankscope.trainings.sections import training_sections, training_sentences
+from rankscope.trainings.sections import ends_tables, training_sections, training_sentences
 from rankscope.trainings.training import (
     ALARMS_TABLE,
     CERTIFICATES_TABLE,
@@ -42,10 +42,10 @@ class TrainingRun(TrainingTables, Result):
         return read_tables(run.folder, cls)
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The training of these tables, which are in no folder."""
         table, alarms, certificates = (tables[name] for name in READ)
-        return cls(Path(), manifest, table, alarms, certificates, tuple(about.get("notes", ())))
+        return cls(Path(), manifest, table, alarms, certificates, tuple(details.get("notes", ())))
 
     @property
     def title(self) -> str:
@@ -60,10 +60,8 @@ class TrainingRun(TrainingTables, Result):
 
     def overview(self) -> Section:
         """The sentences, and the first metric by layer and step."""
-        whole = self.sections()
-        plots = [plot for section in whole for plot in section.plots][:1]
-        tables = [table for section in whole for table in section.tables if table.rows][-1:]
-        return Section(self.title, self.sentence, plots, tables)
+        plots = [Plot("training", [("", chart)]) for chart in (self.charts() if self.metrics else [])]
+        return Section(self.title, self.sentence, plots, ends_tables(self)[:1])
 
     def sections(self) -> list[Section]:
         """What was measured, layer by step, and loss spikes if there are any."""

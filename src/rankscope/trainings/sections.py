@@ -81,7 +81,12 @@ def _tables(training: TrainingTables) -> list[Table]:
         rows = [[_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)]
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
         tables.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
-    tables += _proved(training)
+    return [*tables, *_proved(training), *ends_tables(training)]
+
+
+def ends_tables(training: TrainingTables) -> list[Table]:
+    """The first metric by layer, at the first measurement and the last; of several stacks of blocks a table each."""
+    tables = []
     for metric in training.of_stacks(training.metrics[0]) if training.metrics else []:
         grid = training.grid(metric)
         ends = [(grid.steps[k], grid.value[:, k], grid.noise[:, k]) for k in dict.fromkeys((0, -1 % len(grid.steps)))]

@@ -83,15 +83,15 @@ class Spikes(Result):
         spikes = pl.DataFrame([spike._asdict() for spike in self.spikes], schema=SPIKES)
         return {"spikes": spikes, "spike_events": self.events}
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """The score, and how many signals were looked at."""
         return {"score": self.score, "signals": self.signals}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, about: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The spikes of these tables."""
         spikes = [Spike(**row) for row in tables["spikes"].iter_rows(named=True)]
-        return cls(float(about["score"]), spikes, tables["spike_events"], int(about["signals"]), manifest)
+        return cls(float(details["score"]), spikes, tables["spike_events"], int(details["signals"]), manifest)
 
     @property
     def title(self) -> str:
