@@ -6,6 +6,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from rankscope.errors import MetricError, PluginError, PluginWarning, TrainingWa
 from rankscope.live import OBSERVERS
 from rankscope.live.monitor import default_rules
 from rankscope.metrics import METRICS, metric
+from rankscope.remedies import REMEDIES, NamedRemedy
 from rankscope.report import ReportedRun, render
 from rankscope.report.sections import CHAPTERS
 from rankscope.sources import FAMILIES
+from rankscope.theory.hypotheses import own_objects
 from tests.cli.running import answered, rankscope
 from tests.packaging.environment import Environment
 from tests.strangers import HERE, installed
@@ -63,6 +66,15 @@ def test_pyproject_declares_what_is_shipped() -> None:
     assert declared == {group: {"rankscope": value} for group, value in plugins.SHIPPED.items()}
 
 
+def test_the_page_on_parts_of_ones_own_has_the_whole_package() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = [path for path in (HERE / "whole").rglob("*.*") if path.suffix in (".py", ".toml")]
+    assert len(files) == 4
+    assert [path.name for path in files if path.read_text(encoding="utf-8") not in page] == []
+    missing = [group for group in plugins.SHIPPED if f"| `rankscope.{group}` |" not in page]
+    assert missing == []
+
+
 def test_all_that_is_shipped_is_found() -> None:
     for group in plugins.every_group():
         assert group.shipped and list(group)[: len(group.shipped)] == list(group.shipped)
@@ -76,7 +88,7 @@ def test_entry_points_are_those_that_importlib_finds(whole: None, broken: None) 
         for entry in importlib.metadata.PathDistribution(path).entry_points
         if entry.group.startswith("rankscope.") and not path.name.startswith("rankscope-0")
     }
-    assert ours == theirs and len(ours) == 16
+    assert ours == theirs and len(ours) == 17
 
 
 def test_a_metric_and_an_alarm_rule_and_a_family_of_a_stranger_are_used(whole: None, tmp_path: Path) -> None:
@@ -97,13 +109,24 @@ def test_a_metric_and_an_alarm_rule_and_a_family_of_a_stranger_are_used(whole: N
     assert len(said) == 1 and "Look at the skips" in str(said[0].message)
     transformers = pytest.importorskip("transformers")
 
-    class Config(transformers.BertConfig):  # type: ignore[misc, name-defined]
+    class Config(transformers.BertConfig):
         model_type = "stranger-bert"
 
     config = Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20)
     assert "stranger_bert" in FAMILIES
     loaded: Any = load(transformers.BertModel(config))
     assert loaded.origin.parity.states < 1e-9 and loaded.origin.family == "stranger_bert"
+
+
+def test_a_remedy_of_a_stranger_goes_onto_a_network_by_its_name(whole: None) -> None:
+    net = fresh("bert-tiny").with_remedy("weak_skip:share=0.25")
+    assert net.arch.attention_skip == 0.25 and "weak_skip" in REMEDIES
+
+    @dataclass(frozen=True)
+    class Part(NamedRemedy):
+        name, place = "mine", "attention"
+
+    assert own_objects(net.arch.replace(parts=(Part(),))) == "mine"  # which no theorem knows
 
 
 def test_a_command_of_a_stranger_is_listed_and_run(whole: None) -> None:
@@ -158,7 +181,7 @@ def test_the_rest_works_beside_a_broken_package(broken: None, tmp_path: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         assert len(default_rules()) == 9 and len(OBSERVERS) == 4
-        assert CHAPTERS["failing_sections"]
+        assert "failing_sections" in CHAPTERS
     with pytest.warns(PluginWarning, match="it fails with KeyError: 'width'"):
         page = render([reported(measure(net, "Call me Ishmael.", metrics="mu"), tmp_path)])
     assert "How uniform the tokens become" in page
@@ -179,7 +202,7 @@ def test_plugins_are_listed_with_what_is_wrong(whole: None, broken: None) -> Non
     rows = answered("plugins")
     assert [row["group"] for row in rows if row["package"] == "rankscope"] == list(plugins.SHIPPED)
     strange = {(row["package"], row["group"], row["name"]): row for row in rows if row["package"] != "rankscope"}
-    assert len(strange) == 16 and all(row["version"] in ("0.1", "1.2") for row in strange.values())
+    assert len(strange) == 17 and all(row["version"] in ("0.1", "1.2") for row in strange.values())
     assert {key[0] for key, row in strange.items() if row["trouble"] is None} == {"rankscope-stranger"} | {
         "rankscope-broken"  # its chapter fails when it is used
     }
