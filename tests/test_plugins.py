@@ -126,6 +126,9 @@ def test_a_remedy_of_a_stranger_goes_onto_a_network_by_its_name(whole: None) -> 
     class Part(NamedRemedy):
         name, place = "mine", "attention"
 
+        def plain(self, x: Any, block: Any, rules: Any, inside: Any) -> Any:
+            return x / 2
+
     assert own_objects(net.arch.replace(parts=(Part(),))) == "mine"  # which no theorem knows
 
 
