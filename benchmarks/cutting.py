@@ -45,7 +45,7 @@ from rankscope.lab import Recipe, Training
 from rankscope.lab.model import Model
 from rankscope.lab.tasks import Digits, NextCharacter, Task
 from rankscope.nets import Transformer
-from rankscope.studies.dong2021.networks import CHEMISTRY
+from rankscope_studies.dong2021.networks import CHEMISTRY
 
 KEEPS = (0.9, 0.75, 0.67, 0.5, 0.33, 0.25)
 LAB = [f"{kind}-{layers}" for layers in (6, 12, 24) for kind in ("gpt", "vit")]

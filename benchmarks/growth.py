@@ -307,8 +307,8 @@ def chart(table: pl.DataFrame) -> fig.Chart:
 
 def draw(folder: Path) -> None:
     """Write table and figure of every growth_*.csv of a folder, and print the tables."""
+    from rankscope.figures.drawing import plot
     from rankscope.figures.matplotlib import png, rendered
-    from rankscope.figures.plot import plot
 
     for path in sorted(folder.glob("growth_*.csv")):
         table = pl.read_csv(path)

@@ -12,10 +12,10 @@ from itertools import islice, product
 import torch
 
 from rankscope.errors import ArchitectureError
-from rankscope.lab import Training
-from rankscope.lab.trial import Trial, TrialSizes, free_memory
-from rankscope.studies.remedies.trainings import EVERY
+from rankscope.lab import Training, release_memory
 from rankscope.workers import threads_set
+from rankscope_studies.remedies.trainings import EVERY
+from rankscope_studies.trial import Trial, TrialSizes
 
 SMALL = TrialSizes(width=32, context=16, batch=4, steps=5)
 
@@ -73,7 +73,7 @@ def speed(device: str) -> None:
         about = f"{remedy:9} depth {depth:2}, {len(seeds)} seeds, {how:12}"
         print(f"  {about} {rate:7.1f} steps/s {memory:5.1f} GB", flush=True)
         del made, going
-        free_memory(device)
+        release_memory(device)
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats()
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.instabilities import GPT
 from benchmarks.peers import gpt2
 from benchmarks.timing import Row, report_rise, rise_of_memory
+from rankscope_studies.research.instabilities import GPT
 
 SIZES = {"gpt2": (12, 768, 12, 1 << 15), "1b": (24, 1792, 14, 1 << 15)}
 """Layers, width, heads and tokens of a step of networks on a GPU, which go through torch's flash attention."""

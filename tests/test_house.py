@@ -3,6 +3,7 @@
 import ast
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,7 +35,6 @@ FLOORS = [
     "lab",
     "forecasts",
     "depths",
-    "studies",
     "engine",
     "report",
     "explorer",
@@ -69,6 +69,28 @@ def test_imports_go_one_way() -> None:
                 if name.startswith("rankscope."):
                     target = name.split(".")[1]
                     assert FLOORS.index(target) <= FLOORS.index(room), f"{path} imports {name}"
+
+
+def test_the_studies_take_public_names_alone() -> None:
+    """From a room's face, or the face of a folder in a room; and the library takes nothing from the studies."""
+    studies = SOURCE.parents[1] / "packages" / "rankscope-studies" / "src" / "rankscope_studies"
+    taken = 0
+    for path in studies.rglob("*.py"):
+        for node in imports(path):
+            assert not isinstance(node, ast.Import) or not any(a.name.startswith("rankscope.") for a in node.names)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rankscope":
+                face = import_module(str(node.module))
+                public = getattr(face, "__all__", dir(face) if hasattr(face, "__path__") else ())
+                room = str(node.module).count(".") == 1 and not hasattr(face, "__path__")  # errors, files, shapes
+                for alias in node.names:
+                    known = alias.name in FLOORS if face is rankscope else room or alias.name in public
+                    assert known or alias.name in public, f"{path} takes {alias.name} from inside {node.module}"
+                    taken += 1
+    assert taken > 300
+    for path in SOURCE.rglob("*.py"):
+        for node in imports(path):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            assert not any(name.startswith("rankscope_studies") for name in names), path
 
 
 def test_the_public_names_are_exactly_these() -> None:

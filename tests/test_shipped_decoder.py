@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.shipped_models import is_held_out, snapshot_steps
 
+from benchmarks.shipped_models import is_held_out, snapshot_steps
 from rankscope import load, measure
 from rankscope.nets import Transformer
 from rankscope.runs.training import read_training

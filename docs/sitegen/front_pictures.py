@@ -15,8 +15,8 @@ import polars as pl
 from rankscope import DepthCard, Profile
 from rankscope.depths.figures import depth_chart
 from rankscope.figures import description as fig
+from rankscope.figures.drawing import plot
 from rankscope.figures.matplotlib import png, rendered
-from rankscope.figures.plot import plot
 from rankscope.forecasts.figures import map_chart
 from rankscope.forecasts.maps import AXES
 from rankscope.profiles.figures import curves_chart

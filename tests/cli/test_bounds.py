@@ -1,5 +1,10 @@
 """`rankscope bounds`: tables, the folder, and no bound without its hypotheses."""
 
+import polars as pl
+from polars.testing import assert_frame_equal
+
+from rankscope import certify, fresh
+from rankscope.cli.inputs import bundled_text
 from tests.cli.conftest import WrittenRuns
 from tests.cli.running import answered
 
@@ -23,3 +28,16 @@ def test_bounds_as_json_never_shows_a_bound_without_its_hypotheses() -> None:
         assert row["met"] == all(each["met"] for each in row["hypotheses"]) == (row["why"] is None)
         assert row["met"] or (row["log10_bound"] is None and row["slack"] is None)
     assert {row["sample"] for row in answer["collapse"]["measured"]} == {0, 1}
+
+
+def test_scaled_tokens_are_certified_sample_by_sample() -> None:
+    """What is said of all samples at once, scaled here."""
+    asked = ["--layers", "1", "--scale", "0.5", "--theorems", "dobrushin,norm-rank"]
+    answer = answered("bounds", "bert-tiny", "--tokens", "6", "--samples", "2", *asked)
+    net = fresh("bert-tiny").variant(layers=1)
+    X, padding = net.encode(bundled_text(2, 6), 6)
+    expected = certify(net, 0.5 * X, padding, ["dobrushin", "norm-rank"]).table
+    keys, numbers = ["theorem", "sample", "layer"], ["log10_bound", "log10_measured", "log10_size"]
+    found = pl.DataFrame(answer["table"]).select(*keys, *numbers).sort(keys)
+    assert_frame_equal(found, expected.select(*keys, *numbers).sort(keys), check_dtypes=False, rel_tol=1e-9)
+    assert {*found["sample"]} == {0, 1} and answer["manifest"]["scale"] == 0.5

@@ -23,8 +23,9 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.remedies import REMEDIES
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS
-    from rankscope.studies import STUDIES
     from rankscope.theory.catalogue import THEOREMS
+    from rankscope_studies import STUDIES
+    from rankscope_studies.commands.shared import FIGURES
 
     assert tuple(PRESETS) == names.PRESETS
     assert names.PARTS == VARIANT_PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
@@ -32,7 +33,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     assert tuple(REMEDIES.shipped) == names.REMEDIES
     assert tuple(CRITERIA) == cut.CRITERIA and cut.SEARCHES == SEARCHES
     assert tuple(THEOREMS) == names.THEOREMS
-    studies = [(paper, figure) for paper, figures in names.FIGURES.items() for figure in figures]
+    studies = [(paper, figure) for paper, figures in FIGURES.items() for figure in figures]
     assert studies == [(study.paper, study.figure) for study in STUDIES]
     net = fresh("bert-tiny")
     for variant in names.VARIANTS:

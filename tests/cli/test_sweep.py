@@ -1,13 +1,17 @@
 """`rankscope sweep`: the table that it prints, what it says and how it ends where cells fail."""
 
+import math
 from io import StringIO
 from pathlib import Path
 
+import polars as pl
 import pytest
 from rich.console import Console
 
 import rankscope as package
 from rankscope.cli.sweep import cells_table
+from rankscope.engine import Sweep
+from rankscope.engine.spec import spec_of
 from rankscope.engine.views import view_of
 from tests.cli.running import rankscope
 
@@ -38,3 +42,22 @@ def test_what_overflowed_is_no_rounding_noise(tmp_path: Path) -> None:
     text = " ".join(printed.getvalue().split())
     assert "○" not in text and "noise" not in text and "nan: no number, as after an overflow." in text
     assert view_of(package.read(tmp_path)).cells["noise"].to_list() == [False, False]
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 40])
+def test_of_many_cells_eight_at_either_end_are_printed(count: int, tmp_path: Path) -> None:
+    """A made-up sweep: the number of cell k is 2^-k at its last layer, and larger before, so that the last is least."""
+    grid = {"skip": [float(k) for k in range(count)]}
+    spec = spec_of({"metrics": ["mu"], "all": {"model": "bert-tiny", "depth": 1}, "grid": grid})
+    logs = [(k, layer, 9 * (1 - layer) - k) for k in range(count) for layer in (0, 1)]
+    rows = [
+        {**spec.cells[k], "cell": k, "metric": "mu", "layer": layer, "value": 2.0**log, "log10": log * math.log10(2),
+         "below_floor": False}
+        for k, layer, log in logs
+    ]  # fmt: skip
+    table = cells_table(Sweep(tmp_path, spec, pl.DataFrame(rows), pl.DataFrame()))
+    Console(file=(printed := StringIO()), width=200).print(table)
+    last = [line.split()[-1] for line in printed.getvalue().splitlines()]
+    values = [f"{2.0**-k:.4g}" for k in reversed(range(count))]
+    expected = values if count <= 16 else [*values[:8], "…", *values[-8:]]
+    assert last[last.index("mu", 1) + 1 :][: len(expected)] == expected and len(table.rows) == len(expected)

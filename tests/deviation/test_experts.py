@@ -6,6 +6,7 @@ import mpmath as mp
 import pytest
 import torch
 
+from rankscope.deviation import propagate
 from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.profiles import measure
 from tests.builders import awake, normal
@@ -113,3 +114,13 @@ def test_doubled_precision_confirms_a_mixture() -> None:
     )
     assert twice["log10"].to_list() == pytest.approx(once["log10"].to_list(), abs=1e-12)
     assert not twice["below_floor"].any()
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_every_mixture_is_that_of_ordinary_tokens(mixture: str) -> None:
+    """Of tokens that differ, in float64 alone, whose rules for experts are others."""
+    arch = Architecture(**SMALL, norm="rms", mlp="experts", experts=MIXTURES[mixture], activation="silu")
+    net, X = awake(arch), normal(2, 4, 4, seed=3)
+    plain = [step.state for step in net.steps(X)]
+    for fine, state in zip(propagate(net, X), plain, strict=True):
+        torch.testing.assert_close(fine.state.tokens(), state, rtol=1e-11, atol=1e-12)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankscope.deviation import Scaled, State
-from rankscope.deviation.activations import SERIES
+from rankscope.deviation.activations import FADING, SERIES, TAIL, faded
 from rankscope.deviation.mlp import activation, clamped, mlp
 from rankscope.deviation.state import ValidTokens
 from rankscope.nets import Architecture, Transformer
@@ -139,3 +139,22 @@ def test_a_shut_gate_beside_an_open_one_that_lets_nothing_through(activation: An
     for metric, true in zip(("residual", "relative_residual"), exact, strict=True):
         assert profile.curve(metric, "log10")[0, 1].item() == pytest.approx(float(true), rel=1e-9, abs=1e-9)
     assert not profile.table["below_floor"].any() and float(exact[0]) < -500
+
+
+@pytest.mark.parametrize("name", FADING)
+@pytest.mark.parametrize("beyond", [3.0, 8.0])
+def test_a_step_in_a_tail_is_exact_to_its_own_size(name: str, beyond: float) -> None:
+    """Where the activation is less than anything beside it, from steps that are next to nothing up to large ones."""
+    steps = torch.tensor([[[1.0], [-0.6]]], dtype=torch.float64)
+    z = TAIL[name] - beyond
+    common = torch.tensor([[z]], dtype=torch.float64)
+    for log in (-100.0, -20.0, -9.0, -6.0, -3.0, 0.5):
+        d = Scaled(steps, torch.tensor([log], dtype=torch.float64))
+        value, change = faded(name, common, d.explicit(), d)
+        with mp.workdps(700):  # 1 + tanh is 1e-270
+            at_z = EXACT[name](mp.mpf(z))
+            mine = mp.mpf(float(value.value)) * mp.exp(mp.mpf(float(value.log)))
+            assert abs(mine / at_z - 1) < 1e-11
+            for step, numbers in zip(steps.flatten(), change.value.flatten(), strict=True):
+                true = EXACT[name](z + mp.mpf(float(step)) * mp.exp(log)) - at_z
+                assert abs(mp.mpf(float(numbers)) * mp.exp(mp.mpf(float(change.log))) / true - 1) < 1e-9

@@ -31,6 +31,13 @@ def test_an_address_where_nobody_listens_is_refused_at_once(address: str) -> Non
     assert address in str(caught.value) and "ray start --head" in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["somewhere", ":6379", "localhost:", "localhost:ray", "localhost:²"])
+def test_what_is_no_host_with_a_port_is_said_to_be_none(address: str) -> None:
+    with raises(SweepError, subject="on") as caught:
+        require_answer(address, seconds=60.0)
+    assert f"must be HOST:PORT, as 10.0.0.1:6379; got {address!r}" in str(caught.value)
+
+
 def test_an_address_of_something_else_is_refused_after_the_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, raises(SweepError, subject="on") as caught:
         require_answer(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.5)

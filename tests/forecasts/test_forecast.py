@@ -300,3 +300,25 @@ def test_each_kind_of_change_is_the_one_that_is_named() -> None:
     assert [plan.recipe.lr for plan in changed("rate").values()] == pytest.approx([1e-3 / 3, 3e-3])
     assert [plan.arch.divisor / SMALL.divisor for plan in changed("temperature").values()] == [0.25, 4.0]
     assert "weights drawn by xavier instead of xavier" not in changed("initialisation")
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ([0.0, -1.0, -2.0], "Tokens stay apart: after the last layer their relative residual is 0.01; 0 is all the "
+         "same."),
+        ([0.0, -2.0, -5.0], "from layer 2 on their relative residual is below 0.01, after the last layer 1e-5."),
+        ([-3.0, -1.9, -2.1, -40.0, math.nan], "from layer 2 on their relative residual is below 0.01, after layer 3, "
+         "the last that is known, 1e-40."),
+        ([-3.0, -4.0, -math.inf], "from layer 0 on their relative residual is below 0.01, after the last layer "
+         "nothing."),
+        ([math.nan, math.nan], "Rounding decided what tells tokens apart in every layer: nothing is known of it."),
+    ],
+)  # fmt: skip
+def test_where_tokens_become_the_same_is_the_layer_after_the_last_in_which_they_are_not(
+    found: Forecast, logs: list[float], said: str
+) -> None:
+    zeros = [0.0] * len(logs)
+    table = pl.DataFrame({"residual": logs, "gradient": zeros, "value": zeros, "query": zeros, "key": zeros})
+    told = sentences(found.plan, table, found.readings, found.prediction, (), ())
+    assert [line for line in told if line.endswith(said)] and len(told) == len(set(told))

@@ -612,3 +612,10 @@ def test_layers_of_two_blocks_are_one_layer() -> None:
     assert {n: v for n, v in two.point.items() if n not in drawn_otherwise} == pytest.approx(
         {n: v for n, v in one.point.items() if n not in drawn_otherwise}, abs=1e-5
     )
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e30])
+def test_gradients_that_leave_the_range_of_numbers_are_not_known(factor: float) -> None:
+    """Those of a loss that is constant are zero, and squares of those of a huge one are infinite in float32."""
+    table = read(own_gpt(), lambda z, batch: factor * cross_entropy(z, batch)).table
+    assert all(table[kind].is_nan().all() for kind in ("query", "key", "value"))

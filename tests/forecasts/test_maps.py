@@ -9,7 +9,7 @@ import pytest
 from rankscope import Architecture, forecast
 from rankscope.errors import LabError
 from rankscope.figures.description import Heatmap, Line
-from rankscope.figures.plot import plot
+from rankscope.figures.drawing import plot
 from rankscope.forecasts.figures import layers_chart, map_chart
 from rankscope.forecasts.forecast import Forecast, forecast_of
 from rankscope.forecasts.maps import AXES, forecast_map

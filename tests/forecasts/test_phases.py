@@ -9,9 +9,9 @@ from scipy.integrate import quad
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.forecasts.giorlandino2026 import equiangular_tokens, figure_1, published_network
 from rankscope.forecasts.phases import ENTROPY, NEITHER, RANK, ClosedForm, Phase, giorlandino, log_gradient
 from rankscope.nets import Architecture, Transformer
+from rankscope_studies.giorlandino2026 import equiangular_tokens, figure_1, published_network
 from tests.builders import normal
 
 
@@ -309,3 +309,38 @@ def test_what_rotation_keeps_of_a_common_vector_is_its_mean_over_pairs_of_positi
     net = Transformer.random(arch)
     rules = ClosedForm(net, n)
     assert rules.kept_in_common(net.blocks[0], n) == pytest.approx(sum(kept) / len(kept), rel=1e-9)
+
+
+@pytest.mark.parametrize("cosine", [0.2, 0.5, 0.9])
+def test_tokens_are_drawn_about_the_cosine_that_is_asked_for(cosine: float) -> None:
+    X = equiangular_tokens(30, 4096, cosine, seed=1)[0]
+    C = X @ X.mT / 4096
+    torch.testing.assert_close(C.diagonal(), torch.ones(30, dtype=torch.float64))
+    apart = C[~torch.eye(30, dtype=torch.bool)]
+    assert float((apart - cosine).abs().max()) < 5 / 4096**0.5  # five standard deviations of a product's mean
+
+
+@pytest.mark.parametrize(("q", "p"), [(1.0, 0.2), (3.0, 0.9), (0.6, 0.1)])
+def test_changes_go_through_values_and_through_scores_at_any_length_of_tokens(q: float, p: float) -> None:
+    """`Y_2 + sigma^2 (q - p) (2 q - p) Y` times the gain, by hand; in one head of a layer without norms or skips."""
+    beta, width, n = 4.0, 256, 512
+    arch = Architecture(layers=1, width=width, heads=1, mlp="none", norm="none", biases=False, attention_skip=0.0)
+    net = random_network(arch, beta, n)
+    w = net.blocks[0].weights.attention
+    query, key, value, output = (width * mean_square(part.weight) for part in (w.query, w.key, w.value, w.output))
+    m = math.sqrt(2 / (q * (q - p))) / math.sqrt(query * key / math.log(n))
+    assert 0 < m < 1
+    factor = value * output * (1 - m + query * key * (q - p) * (2 * q - p) * m * (1 - m) / 3)
+    phase = next(giorlandino(net, q, p, n))
+    assert phase.gradient_exponent == pytest.approx(math.log(factor))
+    # What all tokens share goes through values alone: rows sum to one.
+    assert phase.shared_exponent == pytest.approx(math.log(value * output))
+
+
+@pytest.mark.parametrize("size", [0.01, 7.0])
+def test_queries_under_a_norm_of_their_own_do_not_know_the_length_of_tokens(size: float) -> None:
+    """Tokens that are longer give the same pattern, and outputs that are as much longer: the same derivative."""
+    phase, longer = (one_layer(4.0, q, 0.2 * q, query_norm=True, divisor=1.6) for q in (1.0, size))
+    assert phase.participation > 0.1 and longer.participation == pytest.approx(phase.participation)
+    for name in ("gradient_exponent", "shared_exponent", "cosine"):
+        assert getattr(longer, name) == pytest.approx(getattr(phase, name))

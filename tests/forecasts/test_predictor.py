@@ -13,9 +13,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
 from rankscope.errors import LabError
-from rankscope.forecasts.calibration import outcomes, trained_settings, trainings
-from rankscope.forecasts.designs import draw_design
+from rankscope.forecasts.calibration import outcomes, trainings
 from rankscope.forecasts.predictor import POINTS, SPREAD, Outcome, Predictor
+from rankscope_studies.forecasts.designs import draw_design
+from rankscope_studies.forecasts.trainings import trained_settings
 
 WEIGHTS = {"a": 0.7, "b": 0.3, "c": 0.0}
 PLACE, LEARNS = Outcome(0.8, 0.1), Outcome(1.3, 0.4)

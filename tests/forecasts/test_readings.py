@@ -1,16 +1,18 @@
 """Readings at initialisation: what the loss of the labels' frequencies cannot see, and weights left as they were."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from rankscope.forecasts.readings import LOWEST, drifted, output_readings, readings
+from rankscope.forecasts.readings import LOWEST, architecture_numbers, drifted, output_readings, readings
 from rankscope.lab import Recipe, Training
 from rankscope.lab.tasks import Copying
 from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.nets import Architecture, Transformer
 
 TASK = Copying(symbols=4, length=3)
 RECIPE = Recipe(steps=16, batch=4, lr=1e-2)
@@ -93,3 +95,29 @@ def test_shares_of_the_output_are_those_of_a_variance_taken_apart() -> None:
     assert found["share_current"] == pytest.approx(explained(symbols.flatten().numpy()), abs=1e-6)
     nothing = output_readings(torch.zeros(5, 4, 6), torch.zeros(5, 4, 3), symbols)
     assert nothing["share_batch"] == LOWEST and nothing["share_current"] == 0.0
+
+
+def test_numbers_of_a_network_are_its_fields() -> None:
+    """By name, as the predictor takes them; without a MLP its skip is that of attention."""
+    usual = Architecture(layers=8, width=8, heads=2)
+    found = architecture_numbers(usual, 1e-3)
+    assert found == {
+        "depth": 3.0, "rate": pytest.approx(-3.0), "attention_skip": 1.0, "mlp_skip": 1.0, "no_norm": 0.0,
+        "norm_after": 1.0, "centred_norm": 1.0, "last_norm": 0.0, "no_mlp": 0.0, "gated_mlp": 0.0, "bounded": 0.0,
+        "window": 0.0, "no_table": 1.0, "remedies": 0.0,
+    }  # fmt: skip
+    changes: list[tuple[dict[str, Any], dict[str, float]]] = [
+        ({"norm": "none"}, {"no_norm": 1, "norm_after": 0, "centred_norm": 0}),
+        ({"norm": "rms"}, {"centred_norm": 0}),
+        ({"norm_place": "pre", "final_norm": True}, {"norm_after": 0, "last_norm": 1}),
+        ({"mlp": "none", "attention_skip": 0.5}, {"attention_skip": 0.5, "mlp_skip": 0.5, "no_mlp": 1}),
+        ({"mlp_skip": 0.25}, {"mlp_skip": 0.25}),
+        ({"mlp": "gated"}, {"gated_mlp": 1}),
+        ({"activation": "tanh"}, {"bounded": 1}),
+        ({"mask": "causal & window:3"}, {"window": 1}),
+        ({"positions": "absolute", "length": 4}, {"no_table": 0}),
+        ({"layers": 2}, {"depth": 1}),
+    ]
+    for fields, changed in changes:
+        assert architecture_numbers(usual.replace(**fields), 1e-3) == found | changed
+    assert architecture_numbers(Transformer.random(usual).with_remedy("rezero").arch, 1e-3)["remedies"] == 1

@@ -4,7 +4,11 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope.deviation import Scaled
+from rankscope.deviation.attention import Values
+from rankscope.deviation.state import ValidTokens
 from rankscope.forecasts.gradients import gradients
+from rankscope.forecasts.score_gradients import uncancelled
 from rankscope.nets import Architecture, Transformer
 from tests.builders import awake, normal
 from tests.forecasts.reference import by_differences, farthest
@@ -82,3 +86,26 @@ def test_equal_tokens_have_no_gradient_of_queries() -> None:
     weights = gradients(net, normal(1, 1, 4).expand(1, 3, 4)).weights
     for kind in ("query", "key"):
         assert (weights[kind].log10 == -torch.inf).all() and not weights[kind].below_floor.any()
+
+
+@pytest.mark.parametrize("head_width", [1, 3])
+@pytest.mark.parametrize("spread", [0.1, 10.0])
+def test_what_gradients_would_be_if_nothing_cancelled_is_counted_by_hand(head_width: int, spread: float) -> None:
+    """Of one token x and one head the gradient at weights is x times that at its query, whose entries are alike but for
+    their signs: `|x| sqrt(d) |G| v sqrt(d) ((|q| + |k|) / divisor + 1)`, v the largest entry of values."""
+    arch = Architecture(layers=1, width=4, heads=1, head_width=head_width, divisor=0.7, biases=False)
+    w, x = awake(arch).weights.layers[0].attention, normal(1, 4)
+    for linear in (w.query, w.key):
+        linear.weight.requires_grad_()
+    q, k = (torch.einsum("tw,whd->htd", x, linear.weight)[None] for linear in (w.query, w.key))
+    G = normal(1, 1, 1, head_width, seed=1)
+    common, apart = normal(1, 1, head_width, seed=2), spread * normal(1, 1, 1, head_width, seed=3)
+    one = torch.zeros(1, 1, dtype=torch.float64)
+    values = Values(
+        Scaled(common, one + 0.5), Scaled(apart, one - 0.25), ValidTokens(torch.ones(1, 1, dtype=torch.bool))
+    )
+    largest = max(float(common.abs().max()) * math.exp(0.5), float(apart.abs().max()) * math.exp(-0.25))
+    longest = float(q.detach().norm() + k.detach().norm())
+    size = float(x.norm() * G.norm()) * largest * head_width * (longest / 0.7 + 1)
+    for found in uncancelled(arch, w, q, k, values, G):
+        assert float(found) == pytest.approx(math.log(size), abs=1e-12)

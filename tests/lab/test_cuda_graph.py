@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.lab.trial import Trial, TrialSizes
-from rankscope.studies.remedies.trainings import EVERY
+from rankscope_studies.remedies.trainings import EVERY
+from rankscope_studies.trial import Trial, TrialSizes
 
 SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=9)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")

@@ -1,5 +1,6 @@
 """Where the hidden states are in what blocks take and return, and which tensor the next block takes."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.live import Monitor
-from rankscope.live.hidden_states import BlockChain, hidden_states_in, layout_of
+from rankscope.live.hidden_states import BlockChain, hidden_states_in, layout_in_attention, layout_of
 from tests.live import reference
 from tests.live.encoders import Loop
 from tests.live.families import FAMILIES, WIDTH, checks, seen
@@ -340,3 +341,22 @@ def test_it_is_said_which_of_two_streams_is_measured(tmp_path: Path) -> None:
     of_width = f"5 tokens of each sample were measured, not the 3 of width {WIDTH}"
     assert f"Blocks hand on two streams of tokens: {of_width}." in w.notes
     assert f"Blocks hand on two streams of tokens: {of_width}" in monitor.notes
+
+
+def test_layouts_by_attention_are_those_that_its_numbers_allow() -> None:
+    """All small shapes and numbers: samples of attention are those of the states, or several of each."""
+    wanted = set()
+    for shape in product(range(4), repeat=3):
+        for samples, queries, keys in product(range(1, 5), range(1, 4), range(1, 4)):
+            found = layout_in_attention(shape, (samples, queries, keys))
+            fits = {
+                "batch first": shape[1] == queries and samples in range(shape[0], 5, max(1, shape[0])),
+                "token first": shape[0] == queries and samples in range(shape[1], 5, max(1, shape[1])),
+                "width second": shape[2] == queries and samples == shape[0],
+            }
+            told = queries == keys and all(shape[:2]) and shape[0] != shape[1]
+            expected = next((name for name, fit in fits.items() if fit), None) if told else None
+            assert found == expected, (shape, samples, queries, keys)
+            wanted.add(expected)
+            assert layout_in_attention(shape, None) is None
+    assert wanted == {"batch first", "token first", "width second", None}

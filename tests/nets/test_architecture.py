@@ -6,6 +6,7 @@ from hypothesis import given
 
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.nets import Architecture
+from rankscope.remedies.first_values import FirstValuePull
 from tests.raising import raises
 from tests.strategies import architectures
 
@@ -63,3 +64,17 @@ def test_bad_fields_and_files_are_sentences(tmp_path: Path) -> None:
         Architecture.read(tmp_path / "list.json")
     (tmp_path / "good.json").write_text(json.dumps(SMALL))
     assert Architecture.read(tmp_path / "good.json") == Architecture(**SMALL)
+
+
+def test_a_part_of_ones_own_that_a_file_names_is_asked_for() -> None:
+    """The sentence says which one is missing, and which were given in its place."""
+    kept: Any
+    other: Any
+    kept, other = (FirstValuePull(name, 0.5) for name in ("kept", "other"))
+    fields = Architecture(**SMALL, parts=(kept,)).to_dict()
+    assert Architecture.from_dict(fields, own=[kept]).parts == (kept,)
+    given: list[tuple[list[Any], str]] = [([], "got none"), ([other], "got own:other(weight=0.5)")]
+    for own, said in given:
+        with raises(ArchitectureError) as caught:
+            Architecture.from_dict(fields, own=own)
+        assert "the user's own part 'kept(weight=0.5)'" in str(caught.value) and str(caught.value).endswith(said)

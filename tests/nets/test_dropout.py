@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout, training_states
-from rankscope.studies.wu2024 import networks
+from rankscope_studies.wu2024 import networks
 
 
 def seeded(p: float, seed: int = 0) -> Dropout:

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from rankscope.errors import TokensError
 from rankscope.nets import Architecture
-from rankscope.nets.positions import alibi_slopes
+from rankscope.nets.positions import alibi_slopes, buckets
 from rankscope.nets.weights import Linear
 from rankscope.profiles import measure
 from tests.builders import awake, normal
@@ -78,3 +79,14 @@ def test_patches_are_rotated_by_their_row_and_column() -> None:
     torch.testing.assert_close(P, ((q @ k.conj().T).real / arch.divisor).softmax(-1), rtol=1e-12, atol=1e-15)
     with raises(TokensError, "rotary_grid"):
         net.run(normal(1, 8, 8))
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize(("number", "reach"), [(8, 6), (32, 128), (12, 20), (9, 10)])
+def test_buckets_are_those_of_transformers(number: int, reach: int, both: bool) -> None:
+    """Also of an odd number, of which T5 leaves the last one empty when there are two sides."""
+    ahead = torch.arange(-150, 151)[None, :]
+    theirs = T5Attention._relative_position_bucket(ahead, both, number, reach)
+    found = buckets(ahead if both else ahead.clamp(max=0), number, reach, both)
+    assert torch.equal(found, theirs)
+    assert int(found.min()) == 0 and int(found.max()) == (number // 2 * 2 if both else number) - 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.errors import PathError
 from rankscope.paths import all_paths, length_of, path_counts, path_shares
-from rankscope.paths.counts import Ways, counts_along, path_number, paths_along, sampled_paths
+from rankscope.paths.counts import Ways, checked, counts_along, path_number, paths_along, sampled_paths
 from tests.raising import raises
 
 
@@ -91,3 +91,11 @@ def test_bad_numbers() -> None:
     with raises(PathError, "layers"):
         path_counts(-1, 2)
     assert list(product(range(2), repeat=0)) == [()] == list(all_paths(0, 2))
+
+
+def test_a_head_that_is_not_there_is_told_which_are() -> None:
+    for wrong in (3, -1, 1.0, True):
+        with raises(PathError, subject="head") as caught:
+            checked((0, wrong), alike(2, 3), 3)  # type: ignore[arg-type]
+        assert f"heads are numbered 0..2; got {wrong!r} in" in str(caught.value)
+    assert checked([2, None], alike(2, 3), 3) == (2, None)

@@ -198,3 +198,20 @@ def test_top_is_the_sorted_enumeration(case: str, by: Any) -> None:
     # Whatever is not listed weighs no more than the bound says.
     rest = [by_path[p] for p in by_path if p not in hurried.paths]
     assert max(rest, default=0.0) <= max(hurried.next_bound, *hurried.weights, 0.0) * (1 + 1e-8)
+
+
+def test_the_bound_of_one_token_is_its_growth_by_hand() -> None:
+    """Attention of one token triples it, a MLP of open units adds a tenth of it, its skip twice of it: 3 (2 + 0.1)."""
+    arch = Architecture(layers=2, width=4, heads=1, mlp_width=4, norm="none", activation="relu", biases=False,
+                        attention_skip=0.5, mlp_skip=-2.0)  # fmt: skip
+    sizes = {"value.weight": 1.5, "output.weight": 2.0, "up.weight": 0.5, "down.weight": 0.2}
+    tensors = {
+        name: torch.eye(4, dtype=torch.float64).reshape(tensor.shape)
+        * next((size for ending, size in sizes.items() if name.endswith(ending)), 0.0)
+        for name, tensor in Transformer.random(arch).state().items()
+    }
+    d = decompose(Transformer.from_weights(arch, tensors), torch.ones(1, 1, 4, dtype=torch.float64))
+    # A path takes the MLP and its skip together: the bound adds their sizes, of the first layer and of the second,
+    # whose tokens are (1/2 + 3) (1/10 - 2) of what they were: negative, so that its units are shut.
+    assert [float(each) for each in _ahead(d.frozen)] == pytest.approx([3 * 2.1 * 3 * 2.0, 3 * 2.0, 1.0])
+    assert float(d.path((0, 0)).term.norm()) == pytest.approx(2 * 3 * 1.9 * 3 * 2.0)

@@ -25,7 +25,7 @@ from rankscope.profiles.agreement import AGREED
 from rankscope.profiles.captured import CapturedPasses, _passes, captured_steps
 from rankscope.profiles.measure import DEFAULT_METRICS
 from rankscope.profiles.readers import CheckReader, MetricReader
-from rankscope.profiles.readings import table
+from rankscope.profiles.readings import readings_table
 from rankscope.profiles.steps import LayerStep
 from tests.builders import normal
 from tests.strategies import architectures
@@ -58,7 +58,7 @@ def read(steps: list[LayerStep], metrics: list[Metric]) -> tuple[pl.DataFrame, d
     for step in steps:
         reader.read(step)
         checks.read(step)
-    return table(reader.result(), "as given", "deviation"), checks.result()
+    return readings_table(reader.result(), "as given", "deviation"), checks.result()
 
 
 def assert_same(

@@ -9,14 +9,18 @@ import torch
 
 from rankscope import Architecture, Transformer, measure
 from rankscope.deviation import DeviationStep
+from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric
 from rankscope.metrics.catalogue import chosen_metrics
 from rankscope.metrics.metric import Of
-from rankscope.profiles.propagation import one_pass
+from rankscope.nets.devices import free_memory
+from rankscope.profiles.pass_cost import MATRICES
+from rankscope.profiles.propagation import PassOptions, layer_pass, one_pass
 from rankscope.profiles.readers import MetricReader
 from rankscope.profiles.steps import LayerStep
 from tests.builders import normal
 from tests.nets.test_streaming import both, streamed
+from tests.raising import raises
 
 
 def test_rows_that_need_not_sum_to_one_are_looked_at() -> None:
@@ -95,3 +99,20 @@ def test_blocks_begin_where_they_are_faster_and_metrics_with_many_sweeps_keep_th
 
     one_pass(net, torch.randn(1, tokens, 4), None, [Looking(chosen_metrics("measure", [metric]))], "float64")
     assert seen == [False, blocks]
+
+
+def test_a_context_whose_matrix_is_too_large_is_begun_by_rows_alone() -> None:
+    """Rows fit where the matrix does not; a metric of the whole matrix cannot be read then, and says so."""
+    free = free_memory(torch.device("cpu")) or pytest.skip("this machine does not say how much memory is free")
+    tokens = int((2 * max(free, 2**30) / (MATRICES["deviation"] * 8)) ** 0.5)
+    net, X = Transformer.random(Architecture(layers=1, width=2, heads=1, mlp_width=2)), torch.zeros(1, tokens, 2)
+
+    def begin(metric: str | Metric) -> None:
+        """The tokens themselves, before any layer."""
+        options = PassOptions(progress=None)
+        next(layer_pass(net, X, None, [MetricReader(chosen_metrics("measure", [metric]))], options))
+
+    begin("entropy")
+    trace = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
+    with raises(TooLargeError, subject="tokens"):
+        begin(trace)

@@ -11,6 +11,7 @@ from rankscope import decompose, measure
 from rankscope.deviation import propagate
 from rankscope.deviation.confirm import confirmations
 from rankscope.errors import ArchitectureError, PathError
+from rankscope.forecasts.mean_field import mean_field
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.plain import Plain
 from rankscope.nets.traversal import traverse
@@ -127,3 +128,32 @@ def test_saved_and_read_back(spec: str) -> None:
     net: Any = stirred(small().with_remedy(spec))
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_mean_field_theory_of_uniform_attention_is_the_recursion_by_hand(spec: str) -> None:
+    """All heads mix by U, of entries 1/n: a matrix acts on V, another on V_1, whose weights are independent."""
+    n, width = 5, 4
+    net = small(mlp="none", norm="none", kernel="uniform", biases=False, attention_skip=0.5)
+    bare, net, X = net, stirred(net.with_remedy(spec)), normal(1, n, width, seed=3)
+    C = X[0] @ X[0].mT / width
+    U, one = torch.full((n, n), 1 / n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
+    first, alike = torch.zeros(n, n, dtype=torch.float64), []
+    for layer, moments in enumerate(mean_field(net, X, draws=2)):
+        if layer:
+            w = net.weights.layers[layer - 1].attention
+            gain, heads = (float(part.weight.square().mean()) * width for part in (w.value, w.output))
+            V = gain * C
+            first = V if layer == 1 else first
+            mine, theirs = U, torch.zeros_like(U)
+            if layer > 1 and spec.startswith("valueresidual"):
+                numbers = net.state()
+                a, b = (float(numbers[f"layers.{layer - 1}.parts.valueresidual.{name}"]) for name in "ab")
+                mine, theirs = a * U, b * U
+            elif layer > 1:
+                weight = 0.4 if "0.4" in spec else 0.6
+                mine, theirs = U - weight * one, weight * one
+            C = 0.25 * C + heads * (mine @ V @ mine.mT + theirs @ first @ theirs.mT)
+        torch.testing.assert_close(moments.covariance[0], C, rtol=1e-12, atol=1e-14)
+        alike.append(torch.allclose(moments.covariance, list(mean_field(bare, X, draws=2))[layer].covariance))
+    assert alike == [True, True, False, False]  # the first layer has no remedy

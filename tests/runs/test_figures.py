@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from rankscope.figures.description import Heatmap, Line, Points
+from rankscope.figures.drawing import plot
 from rankscope.figures.page import page_figure
-from rankscope.figures.plot import plot
 from rankscope.live.monitor.measurement import Measurement
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import TRAINING, read_training
@@ -68,6 +68,17 @@ def test_what_lies_below_its_floor_is_grey_in_the_map_and_dotted_in_the_curves(t
     assert [line.noise.tolist() for line in lines[:2] if isinstance(line, Line) and line.noise is not None] == noise
     assert isinstance(lines[2], Line) and lines[2].group == "floor"
     assert np.allclose(lines[2].y, math.log10(9.5e-7))
+
+
+def test_one_metric_has_more_lines_than_each_of_several_which_are_named_above(tmp_path: Path) -> None:
+    training = read_training(written(tmp_path, range(0, 30, 10), layers=11))
+    (alone,) = layer_curves(training, ["relative_residual"]).panels
+    several = layer_curves(training, ["relative_residual", "relative_residual"])
+    for panels, count in (([alone], 9), (several.panels, 6)):
+        for panel in panels:
+            layers = [mark.name for mark in panel.marks if isinstance(mark, Line)]
+            assert len(layers) == count and (layers[0], layers[-1]) == ("layer 0", "layer 11")
+    assert (alone.heading, [panel.heading for panel in several.panels]) == ("", ["relative residual"] * 2)
 
 
 @pytest.mark.slow

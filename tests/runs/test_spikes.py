@@ -137,6 +137,25 @@ def test_a_signal_that_leaves_its_band_all_the_time_is_not_believed() -> None:
     assert not found.events.filter(pl.col("adjusted") <= 0.05).height
 
 
+def test_the_chance_of_a_lead_is_the_share_of_quiet_steps_with_one_as_long() -> None:
+    """Counted by hand. The signal leaves its band 10 values before the spike. Elsewhere it does so for 5, 10, 10 and 20
+    values: at the end of each 10, and in the 20 from the tenth value on, it has been outside for 10 or more. Quiet are
+    the steps from 21 on, until 50 before the spike, and from 151 after it."""
+    steps = np.arange(800)
+    wave = np.resize([-3.0, -1.0, 1.0, 3.0], len(steps))
+    falls = wave.copy()
+    for first, size in ((100, 5), (200, 10), (300, 10), (400, 20), (490, 10)):
+        falls[first : first + size] = -99.0
+    loss = Signal("loss", 5 * steps, np.where(steps == 500, 2.0, 1 + 0.01 * noise(3, 800)))
+    found = order_of_events(loss, [Signal("falls", 5 * steps, falls), Signal("calm", 5 * steps, wave)])
+    assert [(spike.first, spike.last) for spike in found.spikes] == [(2500, 2500)]
+    (event,) = found.events.rows(named=True)
+    assert (event["signal"], event["step"], event["lead"], event["direction"]) == ("falls", 2450, 50, -1)
+    longer, quiet = 1 + 1 + 11, (450 - 21) + (800 - 651)
+    assert event["chance"] == (longer + 1) / (quiet + 1)
+    assert event["adjusted"] == pytest.approx(2 * event["chance"])  # two signals
+
+
 def test_what_moves_with_the_spike_or_after_does_not_lead() -> None:
     together = Signal("together", STEPS, noise(8) + 50.0 * (STEPS >= 500))
     found = order_of_events(loss_with_spike(), [together])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DebertaV2Config, DebertaV2Model
 
 from rankscope.errors import ParityError, SourceError, TokensError
 from rankscope.nets import Transformer
@@ -266,3 +267,14 @@ def test_lifting_leaves_torch_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError), lifted():
         raise ZeroDivisionError
     assert torch.get_default_dtype() == usual and torch.ones(2).float().dtype == torch.float32
+
+
+@pytest.mark.parametrize(("buckets", "reach", "expected"), [(0, 6, (6, 1)), (-1, -1, (16, 1)), (4, 9, (4, 9))])
+def test_deberta_without_buckets_has_one_for_each_distance(buckets: int, reach: int, expected: tuple[int, int]) -> None:
+    """What transformers computes of such a config, `load` compares with the network."""
+    sizes: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "max_position_embeddings": 16, "relative_attention": True}
+    sizes |= {"position_buckets": buckets, "max_relative_positions": reach, "pos_att_type": ["c2p", "p2c"]}
+    torch.manual_seed(0)
+    arch = load(DebertaV2Model(DebertaV2Config(**sizes))).arch
+    assert (arch.bias_buckets, arch.bias_reach) == expected

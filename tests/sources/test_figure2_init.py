@@ -6,7 +6,7 @@ import torch
 from rankscope.nets import PUBLISHED
 from rankscope.profiles import measure
 from rankscope.sources import bundled_excerpts, fresh, word_tokens
-from rankscope.studies.study import published
+from rankscope_studies.study import published
 
 PUBLISHED_VALUES = published("dong2021")["figure2_init"]["bert"]
 SEEDS = range(4)

@@ -14,15 +14,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from benchmarks.trained_encoders import (
-    TRAININGS,
-    WEIGHTS,
-    Trained,
-    attention,
-    receptor,
-    torch_architecture,
-    torch_block,
-)
 from torch import Tensor, nn
 
 from rankscope import decompose, load, measure
@@ -32,6 +23,15 @@ from rankscope.sources.checkpoint import locate, read
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import Tensors, dense, norm
 from rankscope.sources.parity_inputs import relative
+from rankscope_studies.research.trained_encoders import (
+    TRAININGS,
+    WEIGHTS,
+    Trained,
+    attention,
+    receptor,
+    torch_architecture,
+    torch_block,
+)
 
 pytestmark = [
     pytest.mark.slow,

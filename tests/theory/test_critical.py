@@ -111,6 +111,17 @@ def test_theory_is_local() -> None:
     assert "no norm keeps tokens from growing" in found.theory_why
 
 
+@pytest.mark.parametrize(("fields", "warned"), [({}, True), ({"query_norm": True}, False), ({"score_cap": 2.0}, False)])
+def test_theory_warns_where_nothing_bounds_scores(fields: dict[str, Any], warned: bool) -> None:
+    """Tokens of these networks grow at the crossing, and scores with them; any one bound of scores is enough."""
+    arch = Architecture(layers=1, width=4, heads=1, mlp="none", norm="none", mask="causal", shared=True, **fields)
+    net, x = Transformer.random(arch, seed=3, init="xavier"), normal(4)
+    found = critical_skip(net, x + 1e-9 * normal(1, 2, 4, seed=1), depth=2, low=0.0, high=1.5, tolerance=10.0)
+    assert found.theory is not None
+    assert transverse_exponent(net.variant(attention_skip=found.theory, layers=2), x, 2).common > 0
+    assert ("no norm keeps tokens from growing" in found.theory_why) is warned
+
+
 @pytest.mark.slow
 @given(st.integers(0, 999), st.sampled_from(["complete", "causal"]), st.sampled_from(["softmax", "uniform"]))
 @settings(max_examples=3)

@@ -1,6 +1,7 @@
 """The bounds of Dong et al. 2021: cubing to any depth, the closed form of skips, gamma."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -12,7 +13,7 @@ from rankscope.theory import certify
 from rankscope.theory.dong2021 import cubed
 from tests.builders import normal
 from tests.theory.families import SAN, net_of
-from tests.theory.plain import columns, rows
+from tests.theory.plain import Plain, closed, columns, gamma, rows, run, with_skip
 
 
 @pytest.mark.sampled(2)
@@ -52,6 +53,20 @@ def _largest_cubic(net: Transformer, X: Tensor) -> float:
         growth = max(1.0, math.expm1(o) / (2 * o))
         found = max(found, 4 * 2 * (1 - 1 / len(R)) * growth * wide * arch.heads / arch.divisor)
     return found
+
+
+@pytest.mark.parametrize(("theorem", "heads", "skip"), [
+    ("dong2021-2.2", 1, 0.0), ("dong2021-2.3", 2, 0.0), ("dong2021-skip", 2, -0.5),
+])  # fmt: skip
+def test_wide_scores_pay_for_it_with_gamma(theorem: str, heads: int, skip: float) -> None:
+    """Where scores differ by more than 1.2564, (e^o - 1) / 2o is above one: bounds as their formulas have them."""
+    plain = Plain.random(0, heads=heads, layers=1)
+    plain = replace(plain, query=4 * plain.query, skip=skip)
+    assert float(gamma(run(plain)[0])) > 2
+    row = certify(plain.net, plain.X[None], theorems=theorem).table.row(-1, named=True)
+    bound, measured = (float(log) / math.log(10) for log in (with_skip if skip else closed)(plain))
+    assert row["met"] and row["log10_measured"] == pytest.approx(measured, abs=1e-9)
+    assert row["log10_bound"] == pytest.approx(bound, rel=1e-9)
 
 
 @pytest.mark.parametrize(("base", "start"), [(0.3, -0.5), (-1.0, 0.6), (2.0, -1.0), (-3.0, 1.5), (0.0, 0.01)])

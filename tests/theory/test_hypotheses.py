@@ -9,7 +9,7 @@ import torch
 from rankscope.nets import Architecture, Experts, Kernel, Transformer, masks
 from rankscope.nets.kernels import KernelContext
 from rankscope.theory import THEOREMS, Certificates, certify
-from rankscope.theory.hand_built import counterexample, non_collapsing_network, non_collapsing_tokens
+from rankscope_studies.hand_built import counterexample, non_collapsing_network, non_collapsing_tokens
 from tests.builders import normal, one_head
 from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 from tests.theory.plain import columns

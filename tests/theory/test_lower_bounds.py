@@ -1,4 +1,6 @@
-"""Norms are neutral to affine rank, but for one or two."""
+"""Skips under a norm, by their formula; norms are neutral to affine rank, but for one or two."""
+
+import math
 
 import pytest
 import torch
@@ -9,7 +11,18 @@ from torch import Tensor
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.theory import certify
 from tests.builders import normal
+from tests.theory.attack.climb import under_a_norm
 from tests.theory.families import net_of, orthogonal
+from tests.theory.plain import lambda_skip
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_skip_under_a_norm_is_bounded_as_its_formula_has_it(seed: int) -> None:
+    plain = under_a_norm(seed)  # a skip of 2: w^2, 1 / w and w are told apart
+    row = certify(plain.net, plain.X[None], theorems="lambda-skip").table.row(-1, named=True)
+    bound, measured = (float(log) / math.log(10) for log in lambda_skip(plain))
+    assert row["met"] and row["log10_measured"] == pytest.approx(measured, abs=1e-9)
+    assert math.isfinite(bound) and row["log10_bound"] == pytest.approx(bound, abs=1e-9)
 
 
 @settings(max_examples=60)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rankscope.nets import mask_matrix
+from rankscope.nets import Transformer, mask_matrix
 from rankscope.theory import certify
 from tests.builders import normal
 from tests.theory.families import SAN, net_of
@@ -44,3 +44,14 @@ def test_masked_attention_path_by_path(mask: str, heads: int) -> None:
     assert row["log10_bound"] >= math.log10(bounds) - 1e-12
     if heads == 1:
         assert row["log10_bound"] == pytest.approx(math.log10(bounds), abs=1e-9)
+
+
+def test_values_that_are_zero_end_the_bound() -> None:
+    """Values of the second of three layers alone: tokens are equal from there on."""
+    net = net_of(seed=5, layers=3, heads=1, mask="causal", biases=False, **SAN)
+    name = "layers.1.attention.value.weight"
+    state = {**net.state(), name: torch.zeros_like(net.state()[name])}
+    found = certify(Transformer.from_weights(net.arch, state), normal(1, 3, 4, seed=6), theorems="wu2024-1").table
+    assert found["met"].all() and found["log10_bound"].is_finite().to_list() == [True, False, False]
+    for column in ("log10_bound", "log10_measured"):
+        assert found[column].to_list()[1:] == [-math.inf, -math.inf]

@@ -30,7 +30,7 @@ from rankscope.extras import EXTRAS, install, need
 COMMANDS = {
     "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "bounds", "depth": "depth",
     "cut": "cut", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
-    "spikes": "spikes", "explore": "pages", "reproduce": "reproduce", "study": "study", "remedies": "remedies",
+    "spikes": "spikes", "explore": "pages",
     "report": "pages", "masks": "listings", "metrics": "listings", "models": "listings",
     "plugins": "plugins",
 }  # fmt: skip

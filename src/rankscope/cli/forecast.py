@@ -144,9 +144,9 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
     """Put the forecast as JSON, its figures and its map into a folder."""
     import json
 
+    from rankscope.figures.drawing import plot
     from rankscope.figures.escaping import plain
     from rankscope.figures.matplotlib import save
-    from rankscope.figures.plot import plot
     from rankscope.files import atomic, writable_folder
     from rankscope.forecasts.figures import map_chart
     from rankscope.forecasts.maps import AXES

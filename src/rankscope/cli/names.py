@@ -29,7 +29,6 @@ MODELS = ("minilm", *shipped_names(), *PRESETS)
 PARTS, ARITHMETICS, INITS = (_NAMES[kind] for kind in ("parts", "arithmetics", "inits"))
 SPLITS, DEVICES, THEOREMS = (_NAMES[kind] for kind in ("splits", "devices", "theorems"))
 REMEDIES = tuple(REMEDY_FILES)
-FIGURES: dict[str, list[str]] = DATA["figures"]
 CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that move a terminal's cursor, change its colours or turn its text round; not tab and newline."""
 
@@ -65,11 +64,6 @@ def complete_compared(ctx: typer.Context, incomplete: str) -> list[str]:
     if colon:
         return [f"{model}:{name}" for name in complete_one(VARIANTS)(variant)]
     return complete_one(MODELS)(incomplete)
-
-
-def complete_figure(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete a figure of the paper that was named before it."""
-    return complete_one(FIGURES.get(str(ctx.params.get("paper")), ()))(incomplete)
 
 
 def model_named(name: str) -> str:

@@ -48,8 +48,6 @@ Model = Annotated[str, argument("MODEL", "model", names.MODELS, callback=names.m
 Compared = Annotated[list[str], argument("MODEL_OR_RUN", "compared", names.complete_compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Device = Annotated[str, option(MACHINE, "NAME", "device", names.DEVICES)]
-Full = Annotated[bool, option(SIZE, " ", "full", (), "--full/--quick")]
-AnyMachine = Annotated[bool, option(MACHINE, " ", "any_machine", (), "--any-machine")]
 Stream = Annotated[bool, option(MACHINE, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(MACHINE, "WHERE", "on", ("ray",), show_default="this machine")]
 StuckAfter = Annotated[float, option(MACHINE, "SECONDS", "stuck_after", min=1.0)]

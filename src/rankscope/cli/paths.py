@@ -108,7 +108,7 @@ def sum_paths(net: "Transformer", excerpts: "list[str] | Tensor", tokens: int, t
 
 def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     """Write tables, figures and the report; if Ctrl-C came before the heads, only the lengths."""
-    from rankscope.figures.plot import plot
+    from rankscope.figures.drawing import plot
     from rankscope.paths.figures import heads_chart, single_paths_chart
 
     tables = {"lengths": sums.by_length.table}

@@ -1,5 +1,6 @@
 """Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by."""
 
+from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.dissect import BlockRecord, HalfRecord, dissect
 from rankscope.deviation.propagate import DeviationStep, applies, finish, propagate, rounded, without_rule
 from rankscope.deviation.rules import Deviation
@@ -7,6 +8,6 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State
 
 __all__ = [
-    "BlockRecord", "Deviation", "DeviationStep", "HalfRecord", "Scaled", "State", "applies", "dissect",
-    "finish", "propagate", "rounded", "without_rule",
+    "BlockRecord", "Deviation", "DeviationPattern", "DeviationStep", "HalfRecord", "Scaled", "State", "applies",
+    "dissect", "finish", "propagate", "rounded", "without_rule",
 ]  # fmt: skip

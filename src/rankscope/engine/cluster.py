@@ -270,9 +270,6 @@ class Cluster:
         )
 
 
-cluster = Cluster.named  # for `cli/reproduce.py`
-
-
 class _LostError(SweepError):
     """Work without a result, because its worker or node is gone; it may be submitted `attempts` times."""
 
@@ -320,7 +317,7 @@ def require_answer(address: str, seconds: float) -> None:
     try:
         if "://" not in address and address != "auto":
             host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
+            if not host or not port.isdecimal():
                 sentence = f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}"
                 raise SweepError(sentence, subject="on")
             socket.create_connection((host.strip("[]"), int(port)), seconds).close()

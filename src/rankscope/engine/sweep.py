@@ -68,7 +68,7 @@ class Sweep:
         as many axes `ax` as it has panels.
         """
         from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
 
         view = view_of(read(self.run), metric)
         charts = [sweep_curves_chart(view, *view.arranged, most=4), sweep_levels_chart(view, most=4)]

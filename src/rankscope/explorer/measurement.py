@@ -14,7 +14,7 @@ from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
-from rankscope.profiles.readings import table
+from rankscope.profiles.readings import readings_table
 from rankscope.profiles.steps import ResidualShape
 from rankscope.runs import Manifest, Network
 
@@ -79,5 +79,5 @@ def measure_page(base: Transformer, controls: Controls, check: Callable[[], None
     (words,) = net.words([controls.text], controls.tokens)
     metrics, shapes = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
     result = one_pass(net, X, readers=[metrics, shapes], progress=lambda *_: check(), check=True)
-    rows = table(metrics.result(), "", result.arithmetic)
+    rows = readings_table(metrics.result(), "", result.arithmetic)
     return PageMeasurement(controls, net, X, words, rows, result.arithmetic, shapes.result())

@@ -1,4 +1,4 @@
-"""What a figure shows, as plain data: `figures.plot` draws it for print, `figures.page` for a page.
+"""What a figure shows, as plain data: `figures.drawing` draws it for print, `figures.page` for a page.
 
 Each room describes its own figures once (`profiles/figures.py`, `paths/figures.py`, `theory/figures.py`,
 `engine/figures.py`, `runs/figures.py`). A `Chart` has panels, a `Panel` two axes and the marks on them:

@@ -63,30 +63,3 @@ def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:
     )
     alt = f"Probability of learning by {x} and {y}: from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}."
     return fig.Chart([panel], table.to_dict(as_series=False), alt)
-
-
-def cosines_chart(table: pl.DataFrame) -> fig.Chart:
-    """The cosine of two tokens by layer: networks (dots, a band of one standard deviation), theory (lines).
-
-    Args:
-        table: What `giorlandino2026.figure_1` returns; each weight of skips has a panel.
-    """
-    panels = []
-    for (skip,), part in table.sort("skip", descending=True).group_by("skip", maintain_order=True):
-        marks: list[fig.Line] = []
-        betas = part["beta"].unique().sort().to_list()
-        for index, beta in enumerate(betas):
-            mine = part.filter(pl.col("beta") == beta).sort("layer")
-            layer, colour = mine["layer"].to_list(), fig.ordered_colour(index / max(1, len(betas) - 1) * 0.85)
-            measured, spread = mine["measured"].to_numpy(), mine["measured_sd"].to_numpy()
-            marks += [
-                fig.Line(layer, measured, colour, f"β {beta:g}", marker="dot", width=0.0, index=index,
-                         bands=[(measured - spread, measured + spread)], strength=0.5),
-                fig.Line(layer, mine["mean_field"].to_numpy(), colour, width=1.5),
-                fig.Line(layer, mine["closed_form"].to_numpy(), colour, dash="dot", width=1.5),
-            ]  # fmt: skip
-        heading = f"skip around attention of weight {skip:g}"
-        y = fig.Axis("cosine of two tokens", range=(-0.05, 1.05))
-        panels.append(fig.Panel(fig.Axis("layer", last=int(part["layer"].max())), y, marks, heading))  # type: ignore[arg-type]
-    alt = "Cosines of tokens by layer: dots are networks, lines our recursion, dotted lines the published closed form."
-    return fig.Chart(panels, table.to_dict(as_series=False), alt)

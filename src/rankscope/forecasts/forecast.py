@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError
-from rankscope.forecasts.calibration import LEARNT
+from rankscope.forecasts.calibration import LEARNT, STEPS
 from rankscope.forecasts.changes import PARTS, changes
-from rankscope.forecasts.designs import STEPS
 from rankscope.forecasts.figures import layers_chart
 from rankscope.forecasts.layers import by_layer
 from rankscope.forecasts.live_module import LivePlan, read_module
@@ -198,7 +197,7 @@ class Forecast:
 
     def plot(self, **options: Any) -> "Figure":
         """Tokens and gradients by layer, measured beside theory; `options` are those of `figures.plot.plot`."""
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
 
         return plot(layers_chart(self.table, self.verdict[0]), **options)
 

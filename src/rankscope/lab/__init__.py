@@ -8,14 +8,32 @@
 canonical network as a torch module, for a loop of one's own.
 """
 
+from rankscope.lab.cuda_graph import optimizer_step, release_memory
 from rankscope.lab.model import Interface, Model
 from rankscope.lab.module import Trainable
 from rankscope.lab.recipe import Initialisation, Recipe
 from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
-from rankscope.lab.tasks import TASKS, Batch, Task, task
-from rankscope.lab.training import TaskEvaluation, Training
+from rankscope.lab.tasks import (
+    TASKS,
+    UNLABELLED,
+    Batch,
+    Copying,
+    Digits,
+    Hull,
+    Induction,
+    Memorization,
+    NextCharacter,
+    Sort,
+    Task,
+    task,
+)
+from rankscope.lab.tasks.next_character import HELD_SHARE
+from rankscope.lab.tasks.sort_and_hull import POINTS, SORTED, FixedTask, attention_alone
+from rankscope.lab.training import TaskEvaluation, Training, with_gains
 
 __all__ = [
-    "TASKS", "Batch", "Initialisation", "Interface", "Model", "Recipe", "SigmaReparam", "Task",
-    "TaskEvaluation", "Trainable", "Training", "reparametrise", "task",
+    "Batch", "Copying", "Digits", "FixedTask", "HELD_SHARE", "Hull", "Induction", "Initialisation", "Interface",
+    "Memorization", "Model", "NextCharacter", "POINTS", "Recipe", "SORTED", "SigmaReparam", "Sort", "TASKS", "Task",
+    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "attention_alone", "optimizer_step", "release_memory",
+    "reparametrise", "task", "with_gains",
 ]  # fmt: skip

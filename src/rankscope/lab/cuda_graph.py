@@ -6,6 +6,7 @@ recorded: samples are copied to where it reads them, and the learning rate is a 
 recorded, or its samples have another shape, it is made as usual.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 
 import torch
@@ -91,3 +92,10 @@ def optimizer_step(losses: Tensor, optimizer: torch.optim.Optimizer, clip: Calla
     clip()
     optimizer.step()
     return losses.detach()
+
+
+def release_memory(device: str) -> None:
+    """Give back the memory of a GPU that nobody holds any more: other processes run beside."""
+    if torch.device(device).type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()

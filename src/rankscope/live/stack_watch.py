@@ -27,7 +27,7 @@ from rankscope.live.plan import WatchPlan
 from rankscope.live.recorder import CACHED, Recorder
 from rankscope.live.without import Removal
 from rankscope.profiles import Profile
-from rankscope.profiles.readings import ReadingRow, Readings, table
+from rankscope.profiles.readings import ReadingRow, Readings, readings_table
 from rankscope.runs import manifest_of
 
 AS_GIVEN = "as given"  # the variant of a model that nobody named
@@ -136,7 +136,7 @@ class StackWatch:
         description, results = describe_model(self.model), checks(self.plan, totals)
         device = ", ".join(description["model"]["devices"])
         manifest = manifest_of(description, device, variant, arithmetic, list(order), results)
-        return Profile(table(entries, variant, arithmetic), manifest)
+        return Profile(readings_table(entries, variant, arithmetic), manifest)
 
     @property
     def samples(self) -> int:

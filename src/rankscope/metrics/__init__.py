@@ -11,7 +11,7 @@ from rankscope.metrics.attention import (
     spectral_gap,
 )
 from rankscope.metrics.catalogue import METRICS, MetricsLike, chosen_metrics, direction_of, is_share, metric, symbol_of
-from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
+from rankscope.metrics.cosine import cosines, max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.residuals import (
     high_frequency_share,
@@ -39,14 +39,15 @@ from rankscope.metrics.spectrum import (
     stable_rank,
 )
 from rankscope.metrics.token_norms import composite_norm
+from rankscope.metrics.tokens import unit_of, valid_tokens
 
 __all__ = [
     "METRICS", "Meaning", "Metric", "MetricsLike", "Reading", "RowStatistics", "affine_rank", "chosen_metrics",
-    "composite_norm", "direction_of", "dobrushin", "effective_keys", "effective_rank", "entropy", "expert_entropy",
-    "expert_load", "first_token_mass", "is_share", "high_frequency_share", "largest_logit", "max_cosine_gap",
-    "max_residual", "mean_abs_cosine", "mean_cosine", "mean_cosine_gap", "metric", "min_cosine", "mu",
-    "numerical_rank", "participation_ratio", "relative_max_residual", "relative_mu",
-    "relative_residual", "relative_spectral_residual", "residual", "residual_effective_rank",
-    "residual_singular_ratio", "residual_stable_rank", "row_sum_defect", "second_singular_value",
-    "sigma_min", "singular_values", "spectral_gap", "spectral_residual", "stable_rank", "symbol_of",
+    "composite_norm", "cosines", "direction_of", "dobrushin", "effective_keys", "effective_rank", "entropy",
+    "expert_entropy", "expert_load", "first_token_mass", "high_frequency_share", "is_share", "largest_logit",
+    "max_cosine_gap", "max_residual", "mean_abs_cosine", "mean_cosine", "mean_cosine_gap", "metric", "min_cosine", "mu",
+    "numerical_rank", "participation_ratio", "relative_max_residual", "relative_mu", "relative_residual",
+    "relative_spectral_residual", "residual", "residual_effective_rank", "residual_singular_ratio",
+    "residual_stable_rank", "row_sum_defect", "second_singular_value", "sigma_min", "singular_values", "spectral_gap",
+    "spectral_residual", "stable_rank", "symbol_of", "unit_of", "valid_tokens",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
 from rankscope.paths.positions import ByPosition, by_position
-from rankscope.paths.terms import OwnAttention, PathRules, Step, Terms, WholeNetwork, path_sum
+from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
 from rankscope.shapes import Float
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -278,7 +278,7 @@ class Decomposition:
         term = path_sum(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 
-    def _step(self, attention: str) -> Step:
+    def _step(self, attention: str) -> PathStep:
         if attention not in ("shared", "own"):
             raise PathError(one_of("attention", attention, ("shared", "own")), subject="attention")
         return PathRules(self.frozen).step if attention == "shared" else OwnAttention(self.frozen).step

@@ -196,7 +196,7 @@ def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) 
     note = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
 
     def draw() -> "Figure":
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
 
         return plot(lengths_chart(table))
 

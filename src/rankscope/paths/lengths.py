@@ -84,7 +84,7 @@ class ByLength:
     def plot(self, *, ax: "Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None) -> "Figure":
         """Shares and residuals by length, with the number of paths: in two panels, the two axes of `ax` if
         given, or of a new figure of `figsize` inches."""
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
         from rankscope.paths.figures import lengths_chart
 
         return plot(lengths_chart(self.table), ax=ax, figsize=figsize)

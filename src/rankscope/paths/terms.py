@@ -218,7 +218,7 @@ class PathExtensions(FrozenRules):
         return Terms(torch.cat([*ways, *([] if heads is None else [heads.parts])]))
 
 
-Step = Callable[[int, Tensor, int | None], Tensor]  # (layer, tokens, head or None) -> tokens
+PathStep = Callable[[int, Tensor, int | None], Tensor]  # (layer, tokens, head or None) -> tokens
 
 
 class OwnAttention(OnePath, Plain):
@@ -246,7 +246,7 @@ class OwnAttention(OnePath, Plain):
         return patterns
 
 
-def path_terms(frozen: Frozen, paths: Iterable[Path], step: Step) -> Iterator[tuple[Path, Tensor]]:
+def path_terms(frozen: Frozen, paths: Iterable[Path], step: PathStep) -> Iterator[tuple[Path, Tensor]]:
     """Each path once, with its term `[batch, token, width]` before the final norm."""
     last = Path()
     walked = [frozen.X]  # where the last path stood before each layer, and at its end
@@ -260,7 +260,7 @@ def path_terms(frozen: Frozen, paths: Iterable[Path], step: Step) -> Iterator[tu
 
 
 @torch.no_grad()
-def path_sum(frozen: Frozen, paths: Iterable[Path], step: Step) -> Tensor:
+def path_sum(frozen: Frozen, paths: Iterable[Path], step: PathStep) -> Tensor:
     """The sum of the path_terms of some paths, `[batch, token, width]`, before the final norm."""
     summed = torch.zeros_like(frozen.X)
     for _, term in path_terms(frozen, paths, step):

@@ -6,9 +6,10 @@ from rankscope.profiles.measure import DEFAULT_METRICS, measure, measure_togethe
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, one_pass
 from rankscope.profiles.readers import Reader
+from rankscope.profiles.readings import ReadingRow, read_tensor, readings_table
 from rankscope.profiles.summary import Summary
 
 __all__ = [
-    "ARITHMETICS", "DEFAULT_METRICS", "CorpusRows", "Profile", "Reader", "Summary", "measure",
-    "measure_corpus", "measure_together", "one_pass",
+    "ARITHMETICS", "CorpusRows", "DEFAULT_METRICS", "Profile", "Reader", "ReadingRow", "Summary", "measure",
+    "measure_corpus", "measure_together", "one_pass", "read_tensor", "readings_table",
 ]  # fmt: skip

@@ -50,7 +50,7 @@ class Curves(SavedTable):
             notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
 
         def draw() -> "Figure":
-            from rankscope.figures.plot import plot
+            from rankscope.figures.drawing import plot
             from rankscope.profiles.figures import curves_chart
 
             return plot(curves_chart(curves[:DRAWN]))
@@ -146,7 +146,7 @@ class Curves(SavedTable):
         """The metric (the first, if left out) by layer: of samples the mean and their range, of a corpus the median,
         with bands of a half and of nine tenths of the excerpts. A log axis also shows floors; `log=None` takes one if
         values span over two decades. Into `ax` (one, not with `figsize`), or a new figure of `figsize` inches."""
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
         from rankscope.profiles.figures import curves_chart
 
         curves = self.views(_only("metric", metric or next(iter(self.metrics), None), self.metrics))

@@ -29,7 +29,7 @@ from rankscope.profiles.pass_cost import in_words, seconds
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, layer_pass, run_side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
-from rankscope.profiles.readings import table
+from rankscope.profiles.readings import readings_table
 from rankscope.runs import manifest_of
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
@@ -166,7 +166,7 @@ def _measuring(
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [metric.name for metric in readings.metrics]
     manifest = manifest_of(described, ran.device, variant, ran.arithmetic, names, notes)
-    return Profile(table(readings.result(), variant, ran.arithmetic), manifest)
+    return Profile(readings_table(readings.result(), variant, ran.arithmetic), manifest)
 
 
 def expected_seconds(net: Transformer, X: Tensor, options: PassOptions) -> float:

@@ -135,7 +135,7 @@ class ReadingRow(NamedTuple):
     reading: Reading
 
 
-def table(rows: Sequence[ReadingRow], variant: str, arithmetic: str) -> pl.DataFrame:
+def readings_table(rows: Sequence[ReadingRow], variant: str, arithmetic: str) -> pl.DataFrame:
     """The table of one network in one arithmetic, as a profile holds it."""
     columns: dict[str, list[Any]] = {name: [] for name in ("sample", "layer", "head", "metric")}
     for layer, start, metric, reading in rows:

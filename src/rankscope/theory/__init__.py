@@ -1,15 +1,21 @@
 """What is proved about token uniformity, next to what is measured."""
 
+from rankscope.theory import logs
 from rankscope.theory.catalogue import THEOREMS
 from rankscope.theory.certify import Certificates, certify
 from rankscope.theory.critical import CriticalSkip, critical_skip
 from rankscope.theory.depth import CollapseDepth, collapse_depth
+from rankscope.theory.dong2021 import log_base, log_gamma
 from rankscope.theory.facts import Facts
-from rankscope.theory.hand_built import anisotropy_bound, equilibrium
-from rankscope.theory.hypotheses import Hypothesis
+from rankscope.theory.halves import norm_stretch
+from rankscope.theory.hypotheses import Hypothesis, outside
+from rankscope.theory.observation import observe
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.transverse import slope, transverse_exponent, transverse_modes
+from rankscope.theory.weight_norms import LayerNorms, MLPNorms, WeightNorms
 
 __all__ = [
-    "THEOREMS", "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis",
-    "Theorem", "anisotropy_bound", "by_layer", "certify", "collapse_depth", "critical_skip", "equilibrium",
+    "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis", "LayerNorms", "MLPNorms",
+    "THEOREMS", "Theorem", "WeightNorms", "by_layer", "certify", "collapse_depth", "critical_skip", "log_base",
+    "log_gamma", "logs", "norm_stretch", "observe", "outside", "slope", "transverse_exponent", "transverse_modes",
 ]  # fmt: skip

@@ -138,7 +138,7 @@ class Certificates(SavedTable):
     ) -> "Figure":
         """Bounds and measurement on one axis of powers of ten, a panel per quantity: into as many axes `ax`,
         if given, or a new figure of `figsize` inches."""
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
         from rankscope.theory.figures import bounds_chart
 
         return plot(bounds_chart(self.table, sample), ax=ax, figsize=figsize)

@@ -49,7 +49,7 @@ class CollapseDepth:
     ) -> "Figure":
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
         `ax`, if given, or a new figure of `figsize` inches."""
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
         from rankscope.theory.figures import depth_chart
 
         return plot(depth_chart(self.view()), ax=ax, figsize=figsize)

@@ -10,8 +10,8 @@ bounded apart. Proofs step by step: docs/theory.md.
     gamma = max(1, (e^o - 1) / (2 o)),   o = max |E_ij - E_ij'|,   E = R W_QK R^T / sqrt d_qk.
 
 gamma is measured from the entries that attention is made of, and 1 as long as o <= 1.2564, the root of e^x = 1 + 2x.
-With gamma = 1 beyond that the bound is FALSE for large n (`hand_built.py`). About the mean instead of the
-minimising centre the base has one more factor `2 (1 - 1/n)`.
+With gamma = 1 beyond that the bound is FALSE for large n (`rankscope_studies.hand_built`). About the mean instead of
+the minimising centre the base has one more factor `2 (1 - 1/n)`.
 
 **MLPs** (Cor 3.2) with skip weight m multiply the base by lambda, the root of the product of
 

@@ -199,7 +199,7 @@ def _drawn(chart: Callable[[], fig.Chart]) -> "Callable[[], Figure]":
     """Draws a chart when a card asks for it: matplotlib is imported then."""
 
     def draw() -> "Figure":
-        from rankscope.figures.plot import plot
+        from rankscope.figures.drawing import plot
 
         return plot(chart())
 

@@ -18,7 +18,7 @@ heads attend,
 
 Any matrix Q of norm one will do, less what branches do write to it: what they added, F, is measured, and
 `mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`. Where Q keeps all of res(X_0), tokens never collapse, at
-arbitrarily small beta: the paper's remark (`hand_built.py`).
+arbitrarily small beta: the paper's remark (`rankscope_studies.hand_built`).
 
 **lambda-skip**, a lower bound for `Y' = norm(w Y + Z)` (as Joseph et al. 2025). Tokens y_i of one length,
 here 1, the branch z_i of length at most s < |w|, Z's deviation at most c times Y's in the Frobenius norm.

@@ -201,6 +201,7 @@ def _kernel_calls() -> dict[str, tuple[Any, Any, dict[str, Any], Callable[[Tenso
     padding = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
     packed = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     flash, flex = flash_attention_forward, flex_attention_forward
+    bias = torch.randn(2, 4, 7, 7)
 
     def hide(s: Tensor, hidden: Tensor) -> Tensor:
         return s.masked_fill(hidden, -math.inf)
@@ -222,6 +223,10 @@ def _kernel_calls() -> dict[str, tuple[Any, Any, dict[str, Any], Callable[[Tenso
         "flex": (
             flex, create_block_mask(in_window, 2, None, 7, 7, device="cpu"), {"softcap": 0.5},
             lambda s: hide(0.5 * torch.tanh(s / 0.5), (back < 0) | (back >= 3)),
+        ),
+        "flex, biased": (
+            flex, create_block_mask(in_window, 2, None, 7, 7, device="cpu"), {"softcap": 0.5, "position_bias": bias},
+            lambda s: hide(0.5 * torch.tanh(s / 0.5) + bias, (back < 0) | (back >= 3)),
         ),
     }  # fmt: skip
 

@@ -20,6 +20,7 @@ from rankscope.live.monitor.forecast_check import ForecastCheck
 from rankscope.report.training import training_sentences
 from rankscope.runs import Manifest
 from rankscope.runs.training import TRAINING, TrainingRun, read_training
+from tests.live.monitor.small import encoder, tokens
 from tests.raising import raises
 
 STEPS, TOKENS = 160, 24
@@ -260,3 +261,20 @@ def test_what_is_no_forecast_is_refused(tmp_path: Path) -> None:
         ForecastCheck(Expected(probability=math.nan))
     with raises(MonitorError, subject="alarms"):
         Monitor(model, run=tmp_path, alarms=3, forecast=Expected())  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_opened_and_not_continued_keeps_what_was_said(tmp_path: Path) -> None:
+    def opened() -> Monitor:
+        return Monitor(
+            encoder(), "mu", 40, tokens(99), run=tmp_path, forecast=Expected(table=pl.DataFrame()), alarms=()
+        )
+
+    before = opened()
+    first = read(tmp_path).entries["training"].manifest.more["forecast"]
+    for step, loss in ((40, 3.0), (100, 1.0)):
+        before.step(step, loss=loss)
+    before.close()
+    said = read(tmp_path).entries["training"].manifest.more["forecast"]
+    assert (first["holds"], said["holds"]) == (None, True)
+    opened().close()
+    assert read(tmp_path).entries["training"].manifest.more["forecast"] == said

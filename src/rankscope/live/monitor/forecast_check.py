@@ -23,7 +23,7 @@ from rankscope.live.monitor.measurement import Alarm
 METRIC = "relative_residual"  # of which the table of a forecast has log10 by layer
 SPREAD = 0.3
 """Other weights and samples of the same design change log10 of the residual by up to this times 1 + |log10|: by up to
-0.25 times in 80 comparisons of designs that `rankscope.forecasts.designs` draws."""
+0.25 times in 80 comparisons of designs that `rankscope_studies.forecasts` draws."""
 SURE = 0.7  # The least probability, of learning or of not learning, that an outcome can contradict
 
 

@@ -36,7 +36,7 @@ from rankscope.sources.families.distilbert import DistilBert
 from rankscope.sources.families.electra import Electra
 from rankscope.sources.families.esm import Esm
 from rankscope.sources.families.falcon import Falcon
-from rankscope.sources.families.family import Family, config_of
+from rankscope.sources.families.family import Family, Tensors, config_of, dense, heads_in, heads_out, norm
 from rankscope.sources.families.gemma import Gemma, Gemma2, Gemma3
 from rankscope.sources.families.gpt2 import GPT2
 from rankscope.sources.families.gpt_neo import GPTNeo
@@ -75,7 +75,9 @@ FAMILIES: Group[Family] = Group("families", "a Family", lambda each: isinstance(
 MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), TimmViT())}
 """Families of plain modules, without a config."""
 
-__all__ = ["FAMILIES", "MODULES", "Family", "family_of", "module_family"]
+__all__ = [
+    "FAMILIES", "MODULES", "Family", "Tensors", "dense", "family_of", "heads_in", "heads_out", "module_family", "norm",
+]  # fmt: skip
 RECURRENT = ("mamba", "rwkv", "xlstm")  # How the model types of recurrent models without attention begin or end
 CHUNKED = ", whose layers attend within chunks, and choose experts by sigmoids that scale what an expert reads"
 DELTA = ", most of whose layers are recurrent (a gated delta rule) and have no attention"

@@ -1,0 +1,1 @@
+"""The commands that come with this package: `rankscope reproduce`, `rankscope study`, `rankscope remedies`."""

@@ -1,9 +1,0 @@
-"""Both papers, figure by figure: run again, with the published numbers beside ours."""
-
-from rankscope.studies.reproduce import STUDIES, chosen, reproduce, write_page, write_study
-from rankscope.studies.study import Comparison, PageTable, Setup, Study, StudyResult
-
-__all__ = [
-    "STUDIES", "Comparison", "PageTable", "Setup", "Study", "StudyResult", "chosen", "reproduce",
-    "write_page", "write_study",
-]  # fmt: skip
