@@ -26,7 +26,17 @@ from tests.mutations.sites import Site, sites
 
 TREE = Path(__file__).parents[2]
 SOURCE = TREE / "src" / "rankscope"
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=. docs"]
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "pythonpath=. docs packages/rankscope-studies",
+]
+TESTS = ("tests/", "packages/rankscope-studies/study_tests/")
 Line = dict[str, Any]
 
 
@@ -131,7 +141,7 @@ class Covering:
         for context in contexts:
             test, _, phase = context.partition("|")
             test = test if phase == "run" else test.partition("::")[0]
-            if not test.startswith("tests/") or test in self.failing or not (TREE / test.partition("::")[0]).exists():
+            if not test.startswith(TESTS) or test in self.failing or not (TREE / test.partition("::")[0]).exists():
                 continue
             rank = 0 if test.startswith(mirrored) else 1 if test.startswith(near) else 2
             found[test] = (rank, len(found))
