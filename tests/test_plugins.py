@@ -6,6 +6,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from rankscope import Monitor, Profile, fresh, load, measure, plugins
+from rankscope.cli.app import ELSEWHERE
 from rankscope.cli.sources import SOURCES
 from rankscope.engine import spec_of
 from rankscope.engine.work import CellInputs, InputsLoader, measure_cell
@@ -20,14 +22,18 @@ from rankscope.errors import MetricError, PluginError, PluginWarning, TrainingWa
 from rankscope.live import OBSERVERS
 from rankscope.live.monitor import default_rules
 from rankscope.metrics import METRICS, metric
+from rankscope.remedies import REMEDIES, NamedRemedy
 from rankscope.report import ReportedRun, render
 from rankscope.report.sections import CHAPTERS
 from rankscope.sources import FAMILIES
+from rankscope.theory.hypotheses import own_objects
 from tests.cli.running import answered, rankscope
 from tests.packaging.environment import Environment
 from tests.strangers import HERE, installed
+from tests.test_light import without
 
 ROOT = Path(__file__).parents[1]
+STRANGERS = ("rankscope-stranger", "rankscope-broken")
 
 
 @pytest.fixture
@@ -63,6 +69,15 @@ def test_pyproject_declares_what_is_shipped() -> None:
     assert declared == {group: {"rankscope": value} for group, value in plugins.SHIPPED.items()}
 
 
+def test_the_page_on_parts_of_ones_own_has_the_whole_package() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = [path for path in (HERE / "whole").rglob("*.*") if path.suffix in (".py", ".toml")]
+    assert len(files) == 4
+    assert [path.name for path in files if path.read_text(encoding="utf-8") not in page] == []
+    missing = [group for group in plugins.SHIPPED if f"| `rankscope.{group}` |" not in page]
+    assert missing == []
+
+
 def test_all_that_is_shipped_is_found() -> None:
     for group in plugins.every_group():
         assert group.shipped and list(group)[: len(group.shipped)] == list(group.shipped)
@@ -70,13 +85,14 @@ def test_all_that_is_shipped_is_found() -> None:
 
 def test_entry_points_are_those_that_importlib_finds(whole: None, broken: None) -> None:
     ours = {(each.group, each.name, each.value, each.package) for each in plugins.entry_points() if not each.shipped}
+    assert len([each for each in ours if each[3] in STRANGERS]) == 17
     theirs = {
         (entry.group.removeprefix("rankscope."), entry.name, entry.value, path.name.partition("-")[0].replace("_", "-"))
         for path in [Path(str(each._path)) for each in importlib.metadata.distributions()]  # type: ignore[attr-defined]
         for entry in importlib.metadata.PathDistribution(path).entry_points
         if entry.group.startswith("rankscope.") and not path.name.startswith("rankscope-0")
     }
-    assert ours == theirs and len(ours) == 16
+    assert ours == theirs
 
 
 def test_a_metric_and_an_alarm_rule_and_a_family_of_a_stranger_are_used(whole: None, tmp_path: Path) -> None:
@@ -97,13 +113,27 @@ def test_a_metric_and_an_alarm_rule_and_a_family_of_a_stranger_are_used(whole: N
     assert len(said) == 1 and "Look at the skips" in str(said[0].message)
     transformers = pytest.importorskip("transformers")
 
-    class Config(transformers.BertConfig):  # type: ignore[misc, name-defined]
+    class Config(transformers.BertConfig):
         model_type = "stranger-bert"
 
     config = Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20)
     assert "stranger_bert" in FAMILIES
     loaded: Any = load(transformers.BertModel(config))
     assert loaded.origin.parity.states < 1e-9 and loaded.origin.family == "stranger_bert"
+
+
+def test_a_remedy_of_a_stranger_goes_onto_a_network_by_its_name(whole: None) -> None:
+    net = fresh("bert-tiny").with_remedy("weak_skip:share=0.25")
+    assert net.arch.attention_skip == 0.25 and "weak_skip" in REMEDIES
+
+    @dataclass(frozen=True)
+    class Part(NamedRemedy):
+        name, place = "mine", "attention"
+
+        def plain(self, x: Any, block: Any, rules: Any, inside: Any) -> Any:
+            return x / 2
+
+    assert own_objects(net.arch.replace(parts=(Part(),))) == "mine"  # which no theorem knows
 
 
 def test_a_command_of_a_stranger_is_listed_and_run(whole: None) -> None:
@@ -158,7 +188,7 @@ def test_the_rest_works_beside_a_broken_package(broken: None, tmp_path: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         assert len(default_rules()) == 9 and len(OBSERVERS) == 4
-        assert CHAPTERS["failing_sections"]
+        assert "failing_sections" in CHAPTERS
     with pytest.warns(PluginWarning, match="it fails with KeyError: 'width'"):
         page = render([reported(measure(net, "Call me Ishmael.", metrics="mu"), tmp_path)])
     assert "How uniform the tokens become" in page
@@ -178,8 +208,8 @@ def test_commands_name_what_is_broken_and_go_on(broken: None) -> None:
 def test_plugins_are_listed_with_what_is_wrong(whole: None, broken: None) -> None:
     rows = answered("plugins")
     assert [row["group"] for row in rows if row["package"] == "rankscope"] == list(plugins.SHIPPED)
-    strange = {(row["package"], row["group"], row["name"]): row for row in rows if row["package"] != "rankscope"}
-    assert len(strange) == 16 and all(row["version"] in ("0.1", "1.2") for row in strange.values())
+    strange = {(row["package"], row["group"], row["name"]): row for row in rows if row["package"] in STRANGERS}
+    assert len(strange) == 17 and all(row["version"] in ("0.1", "1.2") for row in strange.values())
     assert {key[0] for key, row in strange.items() if row["trouble"] is None} == {"rankscope-stranger"} | {
         "rankscope-broken"  # its chapter fails when it is used
     }
@@ -190,13 +220,12 @@ def test_plugins_are_listed_with_what_is_wrong(whole: None, broken: None) -> Non
     assert max(map(len, shown.splitlines())) <= 80 and "rankscope-stranger 1.2" in shown
 
 
-def test_a_command_of_a_package_that_is_not_there_says_the_line_that_installs_it() -> None:
-    from rankscope.cli.app import ELSEWHERE
-    from rankscope.extras import need
-
-    for name, package in ELSEWHERE.items():
-        with pytest.raises(ImportError, match=r"pip install 'rankscope\[studies\]'$"):
-            need(f"rankscope {name}", package)
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_command_of_a_package_that_is_not_there_says_the_line_that_installs_it(name: str) -> None:
+    code = f"from rankscope.cli import main; import sys; sys.argv[1:] = ['{name}', 'all', '--quiet']; main()"
+    done = without((ELSEWHERE[name],), code)
+    needed = f"rankscope: rankscope {name} needs rankscope_studies, which is not installed: "
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"{needed}pip install 'rankscope[studies]'"
 
 
 def test_a_table_of_commands_must_lead_somewhere() -> None:

@@ -10,15 +10,14 @@ What rankscope ships is declared in the same way (`SHIPPED`), and goes through t
 plugin that cannot be used is named in one sentence, a `PluginWarning`, once; everything else works.
 """
 
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from itertools import chain
+from importlib.machinery import PathFinder
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -89,36 +88,17 @@ def entry_points() -> tuple[EntryPoint, ...]:
     The same lines as `importlib.metadata` gives of packages in folders, in a sixth of its time, which
     `rankscope --help` would notice: only files that speak of rankscope are taken apart.
     """
-    seen, version = {OWN}, ""
-    found: list[EntryPoint] = []
-    for folder in sys.path:
-        try:
-            with os.scandir(folder or ".") as entries:
-                names = sorted(entry.name for entry in entries)
-        except OSError:
-            continue
-        for name in names:
-            stem, _, kind = name.rpartition(".")
-            package, _, rest = stem.partition("-")
-            package = package.replace("_", "-").replace(".", "-").lower()
-            if kind not in ("dist-info", "egg-info"):
-                continue
-            if package == OWN:
-                version = version or rest.partition("-")[0]
-            if package in seen:
-                continue
-            try:
-                text = Path(folder, name, "entry_points.txt").read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
-            seen.add(package)  # the first of a name counts, as it does for imports
-            found += _declared(text, package, rest.partition("-")[0])
+    files: dict[str, tuple[str, Path]] = {}
+    for path in (path for folder in sys.path for path in Path(folder).glob("*.dist-info/entry_points.txt")):
+        package, _, version = path.parent.name.removesuffix(".dist-info").partition("-")
+        files.setdefault(package.replace("_", "-").lower(), (version, path))  # the first counts, as it does for imports
+    version = files.pop(OWN, ("", None))[0]
     own = (EntryPoint(group, OWN, value, OWN, version) for group, value in SHIPPED.items())
-    return (*own, *sorted(found, key=lambda each: each.package))
+    return (*own, *(entry for package in sorted(files) for entry in _declared(package, *files[package])))
 
 
-def _declared(text: str, package: str, version: str) -> Iterator[EntryPoint]:
-    group = ""
+def _declared(package: str, version: str, path: Path) -> Iterator[EntryPoint]:
+    text, group = path.read_text(encoding="utf-8", errors="replace"), ""
     for line in map(str.strip, text.splitlines() if f"[{PREFIX}" in text else ()):
         if line.startswith("["):
             group = line.strip("[] ")
@@ -141,7 +121,6 @@ def every_group() -> "Iterator[Group[Any]]":
 def refresh() -> None:
     """Look anew at what is installed, as after `pip install` in a notebook."""
     entry_points.cache_clear()
-    _spec.cache_clear()
     for group in _groups.values():
         group.__dict__.pop("states", None)
 
@@ -184,10 +163,8 @@ class Group(Mapping[str, T], Generic[T]):
     def _objects(self, entry: EntryPoint) -> dict[str, T]:
         """The object, or the objects, that an entry point names."""
         given = entry.load()
-        if isinstance(given, Mapping):
-            objects: Iterable[Any] = given.values()
-        else:
-            objects = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        given = list(given.values()) if isinstance(given, Mapping) else given
+        objects = given if isinstance(given, list | tuple) else [given]
         for each in objects:
             if not self._fits(each):
                 came = each.__name__ if isinstance(each, type) else f"a {type(each).__name__}"
@@ -197,19 +174,22 @@ class Group(Mapping[str, T], Generic[T]):
     @cached_property
     def shipped(self) -> dict[str, T]:
         """What rankscope itself ships."""
-        (own,) = (entry for entry in entry_points() if entry.shipped and entry.group == self.name)
-        return dict(self._read(own))
+        return dict(self._read(self._entries()[0]))
+
+    def _entries(self) -> list[EntryPoint]:
+        return [entry for entry in entry_points() if entry.group == self.name]  # our own first
 
     @cached_property
     def states(self) -> list[PluginState]:
         """What came of each entry point of the group, with a warning for each that cannot be used."""
-        self.__dict__["states"] = states = [PluginState(_own(self.name), tuple(self.shipped))]
+        own, *others = self._entries()
+        states = [PluginState(own, tuple(self.shipped))]
+        self.__dict__["states"] = states  # for a plugin that asks for the group while it is imported
         self._added: dict[str, T] = {}
-        for entry in entry_points():
-            if entry.group == self.name and not entry.shipped:
-                states.append(self._state(entry))
-                if states[-1].trouble:
-                    warnings.warn(states[-1].trouble, PluginWarning, stacklevel=2)
+        for entry in others:
+            states.append(self._state(entry))
+            if states[-1].trouble:
+                warnings.warn(states[-1].trouble, PluginWarning, stacklevel=2)
         return states
 
     @property
@@ -265,24 +245,12 @@ class InOrder(Sequence[T], Generic[T]):
         return tuple, (tuple(self),)  # copied and pickled as what it holds
 
 
-def _own(group: str) -> EntryPoint:
-    return next(entry for entry in entry_points() if entry.shipped and entry.group == group)
-
-
 def source_of(module: str) -> Path | None:
     """The file of a module, found without importing it or the packages that it is in; None where there is none."""
-    spec = _spec(module)
-    return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
-
-
-@cache
-def _spec(module: str) -> ModuleSpec | None:
-    if (imported := sys.modules.get(module)) is not None and imported.__spec__ is not None:
-        return imported.__spec__
-    parent = module.rpartition(".")[0]
-    within = _spec(parent) if parent else None
-    if parent and (within is None or within.submodule_search_locations is None):
-        return None
-    path = None if within is None else within.submodule_search_locations
-    finders = (finder.find_spec(module, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    return next((spec for spec in finders if spec is not None), None)
+    path = spec = None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None

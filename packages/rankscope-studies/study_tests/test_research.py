@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from rankscope.runs.spikes import Signal
 
 from rankscope.figures.drawing import plot
 from rankscope.forecasts.changes import changes
 from rankscope.live.monitor import default_rules
 from rankscope.runs import read
+from rankscope.trainings.spikes import Signal
 from rankscope_studies.chowdhury2026 import exact_weights
 from rankscope_studies.forecasts.designs import draw_design
 from rankscope_studies.research import (

@@ -30,9 +30,8 @@ from rankscope.extras import EXTRAS, install, need
 COMMANDS = {
     "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "bounds", "depth": "depth",
     "cut": "cut", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
-    "spikes": "spikes", "explore": "pages",
-    "report": "pages", "masks": "listings", "metrics": "listings", "models": "listings",
-    "plugins": "plugins",
+    "spikes": "spikes", "explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings",
+    "models": "listings", "plugins": "plugins",
 }  # fmt: skip
 COMMANDS = {name: f"rankscope.cli.{file}:{name}" for name, file in COMMANDS.items()}
 """The commands that rankscope ships, in the order of the help, and where the function of each is."""

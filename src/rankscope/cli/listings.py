@@ -116,7 +116,8 @@ def definition(metric: "Metric") -> str:
 def list_entry(metric: "Metric") -> list[str]:
     """A metric in two lines: name, symbol and range, and what small and large values mean."""
     words = metric.meaning
-    assert words is not None
+    if words is None:  # a plugin's own affair
+        return [f"{metric.name:<27} {metric.symbol}"]
     ends = f"    small: {words.small}; large: {words.large}"
     return [f"{metric.name:<27} {metric.symbol:<24} {words.range}", *wrap(ends, 78, subsequent_indent="    ")]
 

@@ -22,7 +22,8 @@ def plugins(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # listed here
         states = [_tried(state) for group in every_group() for state in group.states]
-    states += [_of_no_group(PluginState(entry, ())) for entry in entry_points() if entry.group not in SHIPPED]
+    for entry in (entry for entry in entry_points() if entry.group not in SHIPPED):
+        states.append(PluginState(entry, (), entry.left_out(one_of("a group of rankscope", entry.group, SHIPPED))))
     if printing.as_json:
         return machine([_row(state) for state in states])
     table = titled("What is found, by group", words=["group", "package", "adds"])
@@ -47,10 +48,6 @@ def _tried(state: PluginState) -> PluginState:
             why = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             return replace(state, trouble=state.entry.left_out(why))
     return state
-
-
-def _of_no_group(state: PluginState) -> PluginState:
-    return replace(state, trouble=state.entry.left_out(one_of("a group of rankscope", state.entry.group, SHIPPED)))
 
 
 def _row(state: PluginState) -> dict[str, Any]:

@@ -21,15 +21,17 @@ import polars as pl
 
 from rankscope.engine.cluster import STUCK_AFTER, Cluster
 from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
+from rankscope.engine.jobs import JOBS, SHIPPED
 from rankscope.engine.sections import Swept, ends_table, sweep_sections, sweep_sentences
 from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import SweepView, metrics_of, view_of
-from rankscope.engine.work import CellOutcome, LocalProcesses, columns_of
+from rankscope.engine.work import READINGS, CellOutcome, LocalProcesses, columns_of
 from rankscope.errors import SweepError
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.files import undisturbed
+from rankscope.profiles.profile import SCHEMA
 from rankscope.results import Plot, Result, Section
 from rankscope.results.plain import plain_value
 from rankscope.runs import Manifest, Run, Store, read
@@ -50,16 +52,18 @@ class Sweep(Result):
 
     kind = "sweep"
     schemas: ClassVar = {
-        "sweep": {"cell": pl.Int64, **TABLES["sweep"]},
+        "sweep": {"cell": pl.Int64, **{name: SCHEMA[name] for name in READINGS}},
         "cells": {"cell": pl.Int64, "done": pl.Boolean, "reason": pl.String, "seconds": pl.Float64},
-        **{name: {"cell": pl.Int64, **TABLES[name]} for name in ("sweep_paths", "sweep_certificates")},
+        **{job.table: {"cell": pl.Int64, **job.columns} for job in SHIPPED},
     }  # and in each a column for each factor
-    optional = ("sweep_paths", "sweep_certificates")
+    optional = tuple(job.table for job in SHIPPED)
     grows = True
     table: pl.DataFrame  # All rows of `measure`, a column for each factor
     cells: pl.DataFrame  # A row for each cell: `cell` (its number), factors, `done`, `reason`, `seconds`
     manifest: Manifest
-    further: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # `sweep_paths`, `sweep_certificates`, if asked
+    further: Mapping[str, pl.DataFrame] = field(
+        default_factory=dict
+    )  # Of jobs that were asked for, such as `sweep_paths`
     run: Path = Path()  # The folder
     notes: tuple[str, ...] = ()
 
@@ -71,13 +75,14 @@ class Sweep(Result):
     @classmethod
     def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The sweep of these tables."""
-        further = {name: table for name, table in tables.items() if name in cls.optional}
+        further = {name: table for name, table in tables.items() if name not in ("sweep", "cells")}
         return cls(tables["sweep"], tables["cells"], manifest, further)
 
     @classmethod
     def of_run(cls, run: Run, entry: str) -> Self:
         """The sweep in a run folder; what is shown of it checks its tables."""
-        tables = {name: run.table(name) for name in cls.schemas if run.has(name)}
+        jobs = {job.table for job in JOBS.values()}
+        tables = {name: run.table(name) for name in ("sweep", "cells", *sorted(jobs)) if run.has(name)}
         manifest = run.manifests.get(entry, Manifest())
         return replace(cls.made_of(tables, manifest, {}), run=run.folder)
 

@@ -7,13 +7,5 @@ from rankscope.report.run_directory import write_run_directory
 from rankscope.results import Plot, Section, Table
 
 __all__ = [
-    "Plot",
-    "ReportedRun",
-    "Section",
-    "Table",
-    "read_run",
-    "render",
-    "verdict",
-    "write_report",
-    "write_run_directory",
-]
+    "Plot", "ReportedRun", "Section", "Table", "read_run", "render", "verdict", "write_report", "write_run_directory",
+]  # fmt: skip

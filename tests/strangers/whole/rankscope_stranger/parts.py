@@ -1,4 +1,6 @@
-"""A metric, an alarm rule, a family, sections of a report and a job of sweeps."""
+"""A metric, a remedy, an alarm rule, a family, sections of a report and a job of sweeps."""
+
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -6,6 +8,7 @@ from rankscope.engine import CellJob
 from rankscope.live.monitor import AlarmRule, Fault
 from rankscope.metrics import Meaning, Metric
 from rankscope.metrics.tokens import tokens
+from rankscope.remedies import NamedRemedy
 from rankscope.report import Section, Table
 from rankscope.sources import FAMILIES
 
@@ -17,6 +20,19 @@ def largest(X, padding=None):
 
 words = Meaning("0 and above", "small tokens", "large ones")
 spread = Metric("spread", largest, degree=1, scale=largest, direction=1, meaning=words)
+
+
+@dataclass(frozen=True)
+class WeakSkip(NamedRemedy):
+    """A skip of attention that counts less."""
+
+    share: float = 0.5
+    name = "weak_skip"
+    formula = "share x + attention(x)"
+
+    def applied(self, arch):
+        """The architecture with that skip."""
+        return arch.replace(attention_skip=self.share)
 
 
 class TooAlike(AlarmRule):

@@ -17,10 +17,10 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.forecasts import DIGITS, point_of
+from rankscope.forecasts import DIGITS, STEPS, point_of
 from rankscope.lab import release_memory
 from rankscope.workers import run_pieces
-from rankscope_studies.forecasts.designs import STEPS, draw_design
+from rankscope_studies.forecasts.designs import draw_design
 
 EARLY = 0.1  # The share of a training after which its held-out loss is read once
 EVALUATION = 256  # Held-out samples that losses are taken on
