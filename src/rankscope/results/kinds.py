@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from rankscope.errors import FileError, PluginError, one_of
 from rankscope.plugins import EntryPoint, Group, loaded
@@ -53,7 +54,7 @@ def results_of(run: Run, but: Collection[str] = ()) -> dict[str, Result]:
     return {name: class_of(kind).of_run(run, name) for name, kind in kinds.items()}
 
 
-def read(folder: str | Path) -> Result | Run:
+def read(folder: str | Path) -> Any:
     """The result in a folder, as the class that was saved.
 
     Args:
