@@ -14,7 +14,7 @@ from rankscope.cli.demo import training_table
 from rankscope.cli.inputs import bundled_text
 from rankscope.trainings.training import TRAINING
 from tests.cli.running import answered, printed, rankscope
-from tests.trainings import row
+from tests.made_trainings import row
 
 
 def test_the_training_demo_trains_with_skips_and_without(tmp_path: Path) -> None:
@@ -27,7 +27,10 @@ def test_the_training_demo_trains_with_skips_and_without(tmp_path: Path) -> None
 @pytest.mark.parametrize(("least", "floor"), [(1e-8, 1e-7), (1e-8, 1e-8), (1e-8, 0.0), (0.0, 0.0)])
 def test_the_table_has_the_last_measurement_of_each_training(least: float, floor: float) -> None:
     """What is at its floor has a ring; what was not measured there, or of a layer that the other has not, is empty."""
-    ends = {"whole": (2.5, [0.5, 0.25, least]), "shallow": (2.75, [0.75, None])}
+    ends: dict[str, tuple[float, list[float | None]]] = {
+        "whole": (2.5, [0.5, 0.25, least]),
+        "shallow": (2.75, [0.75, None]),
+    }
     trainings = {}
     for name, (loss, apart) in ends.items():
         rows = [row(0, None, "loss", 9.0), *(row(0, layer, "relative_mu", 0.9) for layer in range(len(apart)))]

@@ -12,6 +12,7 @@ import rankscope as package
 from rankscope.cli.sweep import cells_table
 from rankscope.engine import Sweep
 from rankscope.engine.spec import spec_of
+from rankscope.runs import begun
 from tests.cli.running import rankscope
 
 
@@ -54,7 +55,9 @@ def test_of_many_cells_eight_at_either_end_are_printed(count: int, tmp_path: Pat
          "below_floor": False}
         for k, layer, log in logs
     ]  # fmt: skip
-    table = cells_table(Sweep(tmp_path, spec, pl.DataFrame(rows), pl.DataFrame()))
+    told = begun("cpu").adding(asked=spec.options.asked, factors=list(spec.factors), varied=list(spec.varied))
+    cells = pl.DataFrame([{**cell, "cell": k, "done": True, "reason": None} for k, cell in enumerate(spec.cells)])
+    table = cells_table(Sweep(pl.DataFrame(rows), cells, told, run=tmp_path))
     Console(file=(printed := StringIO()), width=200).print(table)
     last = [line.split()[-1] for line in printed.getvalue().splitlines()]
     values = [f"{2.0**-k:.4g}" for k in reversed(range(count))]

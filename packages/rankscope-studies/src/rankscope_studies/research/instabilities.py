@@ -9,8 +9,9 @@
 A GPT (4 layers of width 64, torch's fused attention) learns the next character for `CALM` steps under a `Monitor`. Then
 it goes on, and is disturbed in one of the `WAYS`, more and more. The loss shows it at its first spike
 (`trainings/spikes.py`), or when its mean over 16 steps is `RISEN` nats above that of the last 200 calm steps,
-whichever is first. `report` prints which signals had left their band before that, by how many steps, and how often the same signals
-do so in quiet runs at a step that is drawn. `rules` replays the monitor's alarm rules over the same measurements.
+whichever is first. `report` prints which signals had left their band before that, by how many steps, and how often the
+same signals do so in quiet runs at a step that is drawn. `rules` replays the monitor's alarm rules over the same
+measurements.
 """
 
 import argparse
