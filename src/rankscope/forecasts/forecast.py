@@ -120,7 +120,8 @@ class Forecast(Result):
         if isinstance(self.plan, LivePlan):
             return math.nan
         task = self.plan.task
-        return task.blind - LEARNT[task.name] if task.name in LEARNT else math.nan
+        with usual_modes():  # whoever asks may have another default device
+            return task.blind - LEARNT[task.name] if task.name in LEARNT else math.nan
 
     @cached_property
     def verdict(self) -> list[str]:

@@ -11,13 +11,13 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope import Architecture, Monitor, forecast, read
+from rankscope import Architecture, Monitor, forecast
 from rankscope.errors import MonitorError, TrainingWarning
 from rankscope.forecasts import Forecast
 from rankscope.forecasts.calibration import LEARNT
 from rankscope.forecasts.plan import Plan
 from rankscope.live.monitor.forecast_check import ForecastCheck
-from rankscope.runs import Manifest
+from rankscope.runs import Manifest, read
 from rankscope.trainings import TrainingRun, read_training
 from rankscope.trainings.sections import training_sentences
 from rankscope.trainings.training import TRAINING
