@@ -102,7 +102,7 @@ def _declared(package: str, version: str, path: Path) -> Iterator[EntryPoint]:
         if line.startswith("["):
             group = line.strip("[] ")
         elif "=" in line and group.startswith(PREFIX) and line[0] not in "#;":
-            name, _, value = line.partition("=")
+            name, _, value = line.partition("[")[0].partition("=")  # without the extras that it needs
             yield EntryPoint(group.removeprefix(PREFIX), name.strip(), value.strip(), package, version)
 
 
@@ -183,8 +183,8 @@ class Group(Mapping[str, T], Generic[T]):
         """What came of each entry point of the group, with a warning for each that cannot be used."""
         own, *others = self._entries()
         states = [PluginState(own, tuple(self.shipped))]
-        self.__dict__["states"] = states  # for a plugin that asks for the group while it is imported
         self._added: dict[str, T] = {}
+        self.__dict__["states"] = states  # for a plugin that asks for the group while it is imported
         for entry in others:
             states.append(self._state(entry))
             if states[-1].trouble:
