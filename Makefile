@@ -116,9 +116,10 @@ $(WEIGHTS): $(READY)
 		ruaccent-predictor==1.2.0 sceptr==1.2.0 libtcrlm==1.1.3 tidytcells==2.2.1 blosum==2.2.0
 	touch $(WEIGHTS)
 
-wheel: $(TESTS)  ## a wheel and an sdist, in dist
+wheel: $(TESTS)  ## a wheel and an sdist of the library and of the studies, in dist
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+	cd packages/rankscope-studies && $(abspath $(BIN))/python -m hatchling build -d $(CURDIR)/dist
 
 wheel-check: $(TESTS)  ## the wheel and the sdist in an environment of their own: no extras, then each in turn
 	$(BIN)/python -m tests.packaging $(CASES)

@@ -6,15 +6,18 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 NAMED = f"rankscope-{PROJECT['version']}"
+STUDIES = ROOT / "packages" / "rankscope-studies"
 
 
 def files(folder: Path, under: Path) -> set[str]:
@@ -23,10 +26,10 @@ def files(folder: Path, under: Path) -> set[str]:
     return {path.as_posix() for path in found if not {"__pycache__", "_build"} & set(path.parts)}
 
 
-def build(tree: Path, folder: Path) -> tuple[Path, Path]:
+def build(tree: Path, folder: Path, named: str = NAMED) -> tuple[Path, Path]:
     """The wheel and the sdist of a source tree, by the build backend alone: nothing is downloaded."""
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=tree, check=True)
-    return folder / f"{NAMED}-py3-none-any.whl", folder / f"{NAMED}.tar.gz"
+    return folder / f"{named}-py3-none-any.whl", folder / f"{named}.tar.gz"
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,35 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: tuple[Path,
     assert found[f"{NAMED}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
 
-def test_every_file_of_data_is_said_to_be_somebodys() -> None:
-    data = ROOT / "src" / "rankscope" / "data"
+def test_the_studies_have_the_version_of_the_library_and_need_no_other() -> None:
+    told = tomllib.loads((STUDIES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert told["version"] == PROJECT["version"]
+    (needed,) = map(Requirement, told["dependencies"])
+    assert needed.name == "rankscope" and str(needed.specifier) == f"=={told['version']}"
+    assert needed.extras <= {*PROJECT["optional-dependencies"]}
+    assert PROJECT["optional-dependencies"]["studies"] == [told["name"]]
+
+
+def test_the_wheel_of_the_studies_has_every_file_of_the_package_and_its_commands(tmp_path: Path) -> None:
+    named = f"rankscope_studies-{PROJECT['version']}"
+    found = contents(build(STUDIES, tmp_path, named)[0])
+    package = {name for name in found if not name.startswith(f"{named}.dist-info/")}
+    assert package == files(STUDIES / "src" / "rankscope_studies", STUDIES / "src")
+    assert found[f"{named}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    links = re.findall(r"\]\(([^)]+)\)", found[f"{named}.dist-info/METADATA"].decode())
+    assert links and all(link.startswith("https://") for link in links)
+    declared = found[f"{named}.dist-info/entry_points.txt"].decode()
+    assert "[rankscope.commands]" in declared
+    for line in declared.split("\n[")[0].splitlines()[1:]:
+        module, _, name = line.partition(" = ")[2].partition(":")
+        assert not line or callable(getattr(import_module(module), name)), line
+
+
+@pytest.mark.parametrize(
+    "data", [ROOT / "src" / "rankscope" / "data", STUDIES / "src" / "rankscope_studies" / "data", STUDIES / "data"],
+    ids=["library", "studies", "kept"],
+)  # fmt: skip
+def test_every_file_of_data_is_said_to_be_somebodys(data: Path) -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", (data / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     expected = {path.name + "/" * path.is_dir() for path in data.iterdir()} - {"README.md", "__pycache__/"}
     assert sorted(rows) == sorted(expected)

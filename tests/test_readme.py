@@ -7,13 +7,17 @@ import subprocess
 import symtable
 import sys
 import tomllib
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [page for page in sorted(ROOT.glob("docs/**/*.md")) if "_build" not in page.parts]
+PAGES = [page for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/docs/**/*.md")])
+         if "_build" not in page.parts]  # fmt: skip
+PACKAGES = sorted(ROOT.glob("packages/**/README.md"))
 QUICK = {"start.md"}
 """Pages whose Python is always run, with that of the README: `make slow` runs all others."""
 
@@ -27,7 +31,7 @@ def test_the_python_of_the_readme_and_docs_runs(readme: bool, tmp_path: Path) ->
     """README and first page in one process, the others in another, each page with names of its own.
 
     The folder that pages call `path/to/model` is there; an id on the hub needs a network and is left out."""
-    pages = {str(page.relative_to(ROOT / "docs")): blocks("python", page) for page in PAGES}
+    pages = {str(page.relative_to(ROOT)).removeprefix("docs/"): blocks("python", page) for page in PAGES}
     with_python = {page for page, code in pages.items() if code}
     assert with_python >= {*QUICK, "models.md", "do/measure.md"}
     code = ["exec({!r}, {{}})".format("\n".join(blocks("python"))), GIVEN] if readme else [GIVEN]
@@ -102,7 +106,11 @@ def shell_lines(block: str) -> list[str]:
     return block.replace("\\\n", " ").splitlines()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PACKAGES, *PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_shell_blocks_need_no_bash_and_name_no_file_that_is_not_there(page: Path) -> None:
     """A file is there if the page shows it (a block of its kind after its name), an earlier line writes it, or a
     monitor on the page does."""
@@ -148,6 +156,35 @@ def test_the_commands_of_the_readme_and_docs_are_understood(tmp_path: Path) -> N
             known.commands[command].make_context(command, arguments)
 
 
+def modules() -> dict[str, Path]:
+    """The file of each module of ours that pages run, by name."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md", *PACKAGES, *PAGES]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    files = {}
+    for name in set(re.findall(r"python -m ((?:rankscope|rankscope_studies|benchmarks|tests)\b[\w.]*\w)", text)):
+        found = find_spec(name)
+        assert found is not None, name
+        run = find_spec(f"{name}.__main__") if found.submodule_search_locations is not None else found
+        assert run is not None and run.origin is not None, name
+        files[run.name] = Path(run.origin)
+    return files
+
+
+def test_the_modules_that_pages_run_are_there() -> None:
+    assert len(modules()) > 15 and any(name.startswith("rankscope_studies.research.") for name in modules())
+
+
+@pytest.mark.slow
+def test_modules_with_options_say_what_they_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name, path in modules().items() if "argparse" in path.read_text(encoding="utf-8")]:
+        monkeypatch.setattr("sys.argv", [name, "--help"])
+        with pytest.raises(SystemExit, match="^0$"):
+            import_module(name).main()
+        assert "usage:" in capsys.readouterr().out, name
+
+
 def test_the_studies_that_pages_show_have_cells() -> None:
     from rankscope.engine.spec import spec_of
 
@@ -163,7 +200,7 @@ def test_the_make_targets_of_the_readme_exist() -> None:
 
 
 def test_every_file_that_the_docs_link_to_is_there() -> None:
-    for page in [*ROOT.glob("*.md"), *PAGES, *ROOT.glob("docs/*.ipynb")]:
+    for page in [*ROOT.glob("*.md"), *PAGES, *PACKAGES, *ROOT.glob("docs/*.ipynb")]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if not target.startswith(("http:", "https:", "mailto:")):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"

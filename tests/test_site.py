@@ -16,15 +16,35 @@ from rankscope import errors
 from rankscope.metrics import METRICS
 from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS
-from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
+from sitegen import (
+    DOCS,
+    FENCE,
+    STUDIES,
+    api,
+    commands,
+    file_of,
+    filled,
+    gallery,
+    links,
+    metrics,
+    parts,
+    picture,
+    remedies,
+    tables,
+    theorems,
+)  # fmt: skip
 from sitegen.formulas import tex
 from sitegen.markdown import formulas, page_formulas
 from sitegen.markdown import table as markdown_table
 from tests.cli.documented import section, shapes
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-PAGES = [page for page in sorted(DOCS.glob("**/*.md")) if "_build" not in page.parts]
+PAGES = [page for page in sorted([*DOCS.glob("**/*.md"), *STUDIES.glob("**/*.md")]) if "_build" not in page.parts]
+
+
+def on_site(path: Path) -> str:
+    """Where a file stands on the site."""
+    return path.relative_to(STUDIES if STUDIES in path.parents else DOCS).as_posix()
 
 
 def test_every_public_name_is_described() -> None:
@@ -96,18 +116,28 @@ def test_every_error_has_a_cause_and_a_cure() -> None:
 
 def test_every_picture_is_in_the_gallery_with_a_command_that_there_is() -> None:
     shown = gallery.pictures()
-    there = {str(path.relative_to(DOCS)) for path in DOCS.glob("**/*.png") if "_build" not in path.parts}
+    there = {on_site(path) for docs in (DOCS, STUDIES) for path in docs.glob("**/*.png") if "_build" not in path.parts}
     assert {each.path for each in shown} == there
     for each in shown:
         program, name, *rest = each.command.split()
         known = find_spec(rest[0]) is not None if program == "python" else name in commands.commands()
-        assert known and (DOCS / each.page).is_file()
+        assert known and file_of(each.page).is_file()
 
 
 def test_what_pages_ask_for_is_written() -> None:
     asked = [fence for page in PAGES for fence in FENCE.findall(page.read_text(encoding="utf-8"))]
     assert {name for name, _ in asked} == set(parts())
     assert "```{generated}" not in filled("```{generated} remedies\n```")
+
+
+def test_pages_of_the_studies_are_linked_to_as_files_and_stand_on_the_site() -> None:
+    text = "[a](../packages/rankscope-studies/docs/studies/a.md), [b](../../../../docs/b.md#c), [d](d.md)"
+    assert links(text) == "[a](/studies/a.md), [b](/b.md#c), [d](d.md)"
+    assert picture("images/depth.png") == "/images/depth.png"
+    assert (DOCS / picture("studies/images/layernorm.png")[1:]).resolve().parent == STUDIES / "studies" / "images"
+    here, there = ({path.name: path for path in (docs / "studies").glob("*.md")} for docs in (DOCS, STUDIES))
+    assert here.keys() == there.keys() and len(there) > 12
+    assert all(f"docs/studies/{name}\n" in page.read_text(encoding="utf-8") for name, page in here.items())
 
 
 def test_every_page_can_be_reached() -> None:
@@ -117,8 +147,8 @@ def test_every_page_can_be_reached() -> None:
         text = page.read_text(encoding="utf-8")
         for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             names = [line for line in tree.splitlines() if line and not line.startswith(":")]
-            listed |= {str((page.parent / name).resolve().relative_to(DOCS)) for name in names}
-    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if "reproduction" not in page.parts}
+            listed |= {on_site((page.parent / name).resolve()) for name in names}
+    pages = {on_site(page.with_suffix("")) for page in PAGES if "reproduction" not in page.parts}
     assert pages | {"notebook"} == listed | {"index"}
 
 
@@ -197,11 +227,11 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     pages = {path: Links() for path in tmp_path.glob("**/*.html") if "_static" not in path.parts}
-    for path, links in pages.items():
-        links.feed(path.read_text(encoding="utf-8"))
-    for path, links in pages.items():
-        assert not [each for each in links.loaded if urlsplit(each).netloc], path
-        for each in links.links:
+    for path, found in pages.items():
+        found.feed(path.read_text(encoding="utf-8"))
+    for path, found in pages.items():
+        assert not [each for each in found.loaded if urlsplit(each).netloc], path
+        for each in found.links:
             to = urlsplit(each)
             if to.scheme or to.netloc:
                 continue
@@ -215,6 +245,5 @@ def test_the_page_about_the_code_names_files_that_exist() -> None:
     text = (DOCS / "code.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text))
     assert len(named) > 60
-    assert not [
-        path for path in named if not (ROOT / "src" / "rankscope" / path).exists() and not (ROOT / path).exists()
-    ]
+    homes = (ROOT / "src" / "rankscope", ROOT / "packages" / "rankscope-studies" / "src", ROOT)
+    assert not [path for path in named if not any((home / path).exists() for home in homes)]

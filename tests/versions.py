@@ -48,7 +48,11 @@ def environment(which: str, torch: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
     subprocess.run([*install, "-c", pins, "pip"], cwd=ROOT, check=True)  # one that knows groups
-    subprocess.run([*install, "-c", pins, "-e", f".[{EXTRAS}]", "--group", "test"], cwd=ROOT, check=True)
+    subprocess.run(
+        [*install, "-c", pins, "-e", f".[{EXTRAS}]", "-e", "packages/rankscope-studies", "--group", "test"],
+        cwd=ROOT,
+        check=True,
+    )
     return python
 
 

@@ -25,15 +25,19 @@ DEEPER = ("live.monitor.alarm_rules", "live.writers", *LOOPS)
 """Public modules inside rooms."""
 
 
+BESIDE = {"studies": "rankscope_studies"}
+"""Packages of ours beside rankscope, by the name of their page."""
+
+
 def rooms() -> list[str]:
-    """Packages of rankscope that are called from Python, by name."""
+    """Packages of rankscope that are called from Python, and those beside it, by name."""
     found = [each.name for each in pkgutil.iter_modules(rankscope.__path__)]
-    return [name for name in found if name not in INSIDE]
+    return [name for name in found if name not in INSIDE] + [*BESIDE]
 
 
 def module(name: str) -> ModuleType:
-    """`rankscope` itself, or one of its rooms."""
-    return import_module(f"rankscope.{name}" if name else "rankscope")
+    """`rankscope` itself, one of its rooms, or a package beside it."""
+    return import_module(BESIDE.get(name) or f"rankscope.{name}".rstrip("."))
 
 
 def public(name: str) -> list[str]:
@@ -79,12 +83,15 @@ def summary(thing: Any) -> str:
 
 def entry(home: str, name: str, thing: Any) -> str:
     """One name."""
-    if isinstance(thing, type):
+    if isinstance(thing, type) and thing.__module__.startswith(rankscope.__name__):
         return "\n".join(_class(name, thing))
+    if isinstance(thing, type):  # of another package, for types
+        return directive("data", name, f"`{thing.__module__}.{thing.__qualname__}`.")
     if inspect.isroutine(thing) or hasattr(thing, "cache_info"):
         inner = inspect.unwrap(thing)
         return directive("function", name + signature(inner), markdown(of(inner)))
-    said = markdown(_constant(home, name)) or f"A `{type(thing).__name__}`."
+    told = of(thing) if isinstance(thing, ModuleType) else _constant(home, name)
+    said = markdown(told) or f"A `{type(thing).__name__}`."
     if isinstance(thing, dict) and all(isinstance(each, str) for each in thing):
         said += " By name: " + ", ".join(f"`{each}`" for each in thing) + "."
     return directive("data", name, said)
@@ -96,8 +103,9 @@ def _constant(home: str, name: str) -> str:
         source = inspect.getsource(import_module(where))
         body = ast.parse(source).body
         for node, after in pairwise(body):
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+            written = [each for target in targets for each in getattr(target, "elts", [target])]  # `A, B = 1, 2` too
+            if any(isinstance(each, ast.Name) and each.id == name for each in written):
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                     return inspect.cleandoc(str(after.value.value))
                 if said := comment(inspect.getsourcefile(import_module(where)) or "", node):
@@ -109,6 +117,8 @@ def _inside(home: str) -> Iterator[str]:
     for each in pkgutil.iter_modules(getattr(import_module(home), "__path__", [])):
         if not each.name.startswith("_") and not each.name.endswith("_triton"):  # Triton may not be there
             yield f"{home}.{each.name}"
+            if each.ispkg and each.name != "loops":  # whose packages may not be there either
+                yield from _inside(f"{home}.{each.name}")
 
 
 def _class(name: str, thing: type) -> Iterator[str]:

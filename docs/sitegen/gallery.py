@@ -5,7 +5,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sitegen.reproduction import DOCS, sections
+from sitegen import DOCS, STUDIES, file_of, picture
+from sitegen.reproduction import sections
 
 OWN = "images/pictures.toml"
 
@@ -15,25 +16,25 @@ class Picture:
     """A picture, and where it comes from."""
 
     path: str
-    """From docs/."""
+    """From the top of the site."""
     title: str
     command: str
     page: str
-    """That explains it, from docs/."""
+    """That explains it, from the top of the site."""
 
 
 def pictures() -> list[Picture]:
     """Those of pages, of questions, then those of the papers' figures at their quick sizes."""
     told = tomllib.loads((DOCS / OWN).read_text(encoding="utf-8"))
     found = [Picture(path=f"images/{name}", **each) for name, each in told.items()]
-    for kept in sorted((DOCS / "studies").glob("data/*/kept.json")):
+    for kept in sorted((STUDIES / "studies").glob("data/*/kept.json")):
         told = json.loads(kept.read_text(encoding="utf-8"))
         page = f"studies/{told['study']}.md"
-        title = (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        drawn = sorted(DOCS.glob(f"studies/images/{told['study']}.png")) + sorted(
-            DOCS.glob(f"studies/images/{told['study']}_*.png")
+        title = file_of(page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        drawn = sorted(STUDIES.glob(f"studies/images/{told['study']}.png")) + sorted(
+            STUDIES.glob(f"studies/images/{told['study']}_*.png")
         )
-        found += [Picture(str(path.relative_to(DOCS)), title, told["command"], page) for path in drawn]
+        found += [Picture(str(path.relative_to(STUDIES)), title, told["command"], page) for path in drawn]
     for each in sections():
         for path in each.pictures:
             name = Path(path).stem.replace("_", " ")
@@ -63,7 +64,7 @@ def _of(paper: str) -> list[Picture]:
 def _cards(own: list[Picture]) -> str:
     cards = [
         f":::{{grid-item-card}} {each.title}\n:link: /{each.page.removesuffix('.md')}\n"
-        f":link-type: doc\n:img-top: /{each.path}\n:img-alt: {each.title}\n"
+        f":link-type: doc\n:img-top: {picture(each.path)}\n:img-alt: {each.title}\n"
         f"{_shape(each)}\n`{each.command}`\n:::"
         for each in own
     ]
@@ -72,6 +73,6 @@ def _cards(own: list[Picture]) -> str:
 
 def _shape(each: Picture) -> str:
     """Of a picture that is taller than wide, a page mostly, a card shows the top; of others the whole."""
-    size = (DOCS / each.path).read_bytes()[16:24]  # width and height, where every PNG has them
+    size = file_of(each.path).read_bytes()[16:24]  # width and height, where every PNG has them
     tall = int.from_bytes(size[4:]) > int.from_bytes(size[:4])
     return ":class-img-top: tall\n" if tall else ""

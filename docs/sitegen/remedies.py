@@ -1,15 +1,15 @@
 """The remedies by name: what each changes, who published it, at which numbers it changes nothing; and what
-`rankscope remedies --full` found of them, from the outcome that docs/reproduction keeps."""
+`rankscope remedies --full` found of them, from the outcome that the docs of the studies keep."""
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from rankscope.remedies import REMEDIES
+from sitegen import file_of
 from sitegen.markdown import table
 
-OUTCOME = Path(__file__).parent.parent / "reproduction/full/remedies/outcome.json"
+OUTCOME = file_of("reproduction/full/remedies/outcome.json")
 
 
 def page() -> str:

@@ -1,10 +1,11 @@
-"""What `rankscope reproduce` wrote into docs/reproduction: sections of its two pages, by paper and figure."""
+"""What `rankscope reproduce` wrote into the docs of the studies: sections of its two pages, by paper and figure."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent
+from sitegen import file_of, picture
+
 PAGES = {"reproduction/REPRODUCTION.md": "", "reproduction/full/REPRODUCTION.md": " --full"}
 PAPERS = {"dong2021": "Dong, Cordonnier, Loukas 2021", "wu2024": "Wu, Ajorlou, Wang, Jegelka, Jadbabaie 2024"}
 
@@ -17,7 +18,7 @@ class Section:
     figure: str
     title: str
     body: str
-    """With its pictures, named from docs/."""
+    """With its pictures, named from the top of the site."""
     option: str
     """What the command had beside paper and figure."""
 
@@ -34,7 +35,7 @@ class Section:
 
     @property
     def pictures(self) -> list[str]:
-        """Their files, from docs/."""
+        """Their files, from the top of the site."""
         return re.findall(r"!\[[^]]*\]\(([^)]+)\)", self.body)
 
 
@@ -42,7 +43,7 @@ def sections() -> list[Section]:
     """All that were run, first at quick sizes, then at full ones."""
     found = []
     for page, option in PAGES.items():
-        text = (DOCS / page).read_text(encoding="utf-8")
+        text = file_of(page).read_text(encoding="utf-8")
         folder = str(Path(page).parent)
         text = re.sub(r"(!\[[^]]*\]\()", rf"\g<1>{folder}/", text)
         for part in text.split("\n## ")[1:]:
@@ -74,5 +75,5 @@ def named(figure: str) -> str:
 
 
 def placed(body: str) -> str:
-    """Pictures, as they are named from a page in a folder of docs/, each on its own."""
-    return re.sub(r"!\[([^]]*)\]\(([^)]+)\)\n?", r"![\1](/\2)\n\n", body)
+    """Pictures, as a page of the site names them, each on its own."""
+    return re.sub(r"!\[([^]]*)\]\(([^)]+)\)\n?", lambda found: f"![{found[1]}]({picture(found[2])})\n\n", body)

@@ -38,9 +38,10 @@ def extras() -> list[str]:
 
 
 def built(folder: Path) -> tuple[Path, Path]:
-    """(wheel, sdist) of this tree, by the build backend alone."""
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True)
-    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    """(wheel, sdist) of this tree, by the build backend alone; those of the studies lie beside them."""
+    for tree in (ROOT, ROOT / "packages" / "rankscope-studies"):
+        subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=tree, check=True)
+    (wheel,), (sdist,) = folder.glob("rankscope-[0-9]*.whl"), folder.glob("rankscope-[0-9]*.tar.gz")
     return wheel, sdist
 
 
@@ -67,7 +68,7 @@ def main() -> int:
         folder = Path(name)
         wheel, sdist = built(folder / "dist")
         wheel = asked.wheel.resolve() if asked.wheel else wheel
-        environment = Environment.make(folder / "environment", folder / "elsewhere")
+        environment = Environment.make(folder / "environment", folder / "elsewhere", folder / "dist")
         environment.install("torch")
         torch = environment.packages()
         environment.install(wheel)

@@ -32,13 +32,15 @@ class Environment:
 
     folder: Path
     cwd: Path
+    wheels: Path
+    """The folder of packages of this tree, which no index has yet."""
 
     @classmethod
-    def make(cls, folder: Path, cwd: Path) -> "Environment":
+    def make(cls, folder: Path, cwd: Path, wheels: Path) -> "Environment":
         """With nothing in it but pip."""
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         cwd.mkdir(parents=True)
-        made = cls(folder, cwd)
+        made = cls(folder, cwd, wheels)
         made.pip("uninstall", "--yes", "setuptools")  # Python 3.11 puts one there, newer ones do not
         return made
 
@@ -64,7 +66,7 @@ class Environment:
         pins = self.folder / "pins.txt"
         lines = PINS.read_text(encoding="utf-8").splitlines()
         pins.write_text("\n".join(line for line in lines if line.partition("==")[0].lower() not in free))
-        self.pip("install", "-c", pins, f"{archive}[{extra}]" if extra else archive)
+        self.pip("install", "-c", pins, "--find-links", self.wheels, f"{archive}[{extra}]" if extra else archive)
 
     def packages(self) -> dict[str, int]:
         """{name: bytes} of what is installed."""

@@ -41,10 +41,9 @@ MISSING = {
     "compare bert-tiny bert-mini --tokens 8 -o out": ["report"],
     "sweep spec.toml": ["report"],
     "checkpoints trained": ["models", "report"],
-    "reproduce": ["demo"],
-    "reproduce dong2021 rate": ["models", "report"],
-    "remedies": ["demo"],
-    "remedies bert-tiny": ["report"],
+    "reproduce dong2021 rate": ["studies"],
+    "study": ["studies"],
+    "remedies": ["studies"],
     "report plain": ["report"],
     "follow plain --page": ["explore"],
     "explore": ["explore"],
@@ -245,6 +244,14 @@ def ray() -> None:
 
     spec = {"all": {"model": "bert-tiny", "samples": 1, "tokens": 8}, "grid": {"skip": [0.0, 1.0]}}
     assert sweep(spec, "here", workers=1).table.equals(sweep(spec, "there", on="ray", workers=1).table)
+
+
+def studies() -> None:
+    """A figure of a paper, by a command that another package brings."""
+    command("reproduce", "dong2021", "lengths", "-o", "out")
+    (written,) = Path("out").rglob("report.html")
+    assert "data:image/png" in written.read_text(encoding="utf-8")
+    assert "hysteresis" in command("study", "--help") and "--remedy" in command("remedies", "--help")
 
 
 def trainer() -> None:

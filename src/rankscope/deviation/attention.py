@@ -73,10 +73,10 @@ class DeviationPattern:
 
     Rows are queries (tokens); columns are keys: tokens, or in cross-attention those of the memory."""
 
-    p: Float[Tensor, "batch head token"]
+    p: Float[Tensor, "batch head token"]  # the row that all rows are compared with
     off_top: Scaled  # [batch, head, row, token]; Delta without column j*, which is zero here
     top: Int[Tensor, "batch head 1"]  # j*, the column of the largest entry of p
-    visible: Visible
+    visible: Visible  # which tokens each row sees
     logits: Logits | None = None  # the scores that P is the softmax of; None if P was not made of scores
     signed: bool = False  # True if entries may be negative, as after a part of the user's own changed them
     total: Float[Tensor, "*batch #head"] | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's colours, told apart by colour-blind readers and in grey print by their markers."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # Of lines in matplotlib, in their order
 VARIANTS = (
     "transformer",
     "transformer-attention_skip",
@@ -19,7 +19,7 @@ VARIANTS = (
     "san+norm",
 )
 """Variants that are often drawn: each has its own look, the same in every figure."""
-INK, FAINT = "#222222", "#8a8a8a"
+INK, FAINT = "#222222", "#8a8a8a"  # Colours of text and axes, and of what stands back
 POSITIVE, NEGATIVE = PALETTE[0], PALETTE[1]  # Shares that add to a whole, and those that take away from it
 ALARM = "#d55e00"
 """The palette's vermilion: told from viridis by everyone."""

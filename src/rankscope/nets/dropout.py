@@ -24,8 +24,8 @@ from rankscope.shapes import Float
 class Dropout:
     """Zeros with chance p, drawn from a generator of its own: a seed gives the same pass again."""
 
-    p: float
-    generator: torch.Generator
+    p: float  # The chance that an entry becomes zero
+    generator: torch.Generator  # What zeros are drawn from
 
     @classmethod
     def seeded(cls, p: float, seed: int, device: torch.device | str) -> "Dropout":

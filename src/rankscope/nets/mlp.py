@@ -36,6 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "identity": lambda z: z,
 }
+"""The functions between the matrices of an MLP."""
 
 
 LARGEST_LOG, TINY_LOG = 600.0, -100.0  # beyond e^600 only which logit is largest matters

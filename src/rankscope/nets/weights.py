@@ -119,8 +119,8 @@ class Layer:
     cross_norm: NormWeights = UNWEIGHTED
     mlp_norm: NormWeights = UNWEIGHTED
     attention_after: NormWeights = UNWEIGHTED  # Second norm of a sandwich, on the branch before it is added
-    cross_after: NormWeights = UNWEIGHTED
-    mlp_after: NormWeights = UNWEIGHTED
+    cross_after: NormWeights = UNWEIGHTED  # The same after cross-attention
+    mlp_after: NormWeights = UNWEIGHTED  # And after the MLP
     parts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """Of parts that have tensors (`parts.py`), by the name of the part."""
 

@@ -11,7 +11,7 @@ in its input (and in every bias):
 At the input that it was frozen on, it gives exactly what the network gives. A path is one way through it.
 
 `freeze` is called by `decompose`; the frozen network is traversed with the rules of `terms.py`. `frozen_pass` is the
-same with gradients, for networks that are trained on some of their paths (`lab/path_model.py`).
+same with gradients, for networks that are trained on some of their paths (`path_model.py` of the studies).
 """
 
 from dataclasses import dataclass, field
@@ -44,8 +44,8 @@ MEASURED = ("query.bias", "key.bias", "gate.bias")  # biases that are part of wh
 class FrozenNorm:
     """A norm at the scales it had."""
 
-    centred: bool
-    scale: Float[Tensor, "batch token 1"]
+    centred: bool  # Tokens lose the mean of their entries first
+    scale: Float[Tensor, "batch token 1"]  # What each token was multiplied by
     weights: NormWeights
 
     @classmethod
@@ -72,9 +72,9 @@ class FrozenLayer:
     """What a block did on the input: its attention, the scales of its norms, the gates of its MLP."""
 
     block: Block
-    P: Square = field(init=False)
+    P: Square = field(init=False)  # attention, as measured
     norms: dict[str, FrozenNorm] = field(default_factory=dict)  # by their names in the weights
-    gate: Float[Tensor, "batch token mlp_width"] | None = None
+    gate: Float[Tensor, "batch token mlp_width"] | None = None  # what the MLP multiplied its entries by
     head_gate: Float[Tensor, "batch head token head_width"] | None = None  # the gates on head outputs, as measured
     kept: dict[str, Tensor] = field(default_factory=dict)  # what parts of one's own asked to keep, by name
 
@@ -92,9 +92,9 @@ class Frozen:
 
     net: Transformer
     X: Tokens  # layer 0, as the first block reads it: valid tokens first, positions added
-    valid: Bool[Tensor, "batch token"]
+    valid: Bool[Tensor, "batch token"]  # tokens, and no padding
     layers: tuple[FrozenLayer, ...]
-    last: FrozenNorm | None
+    last: FrozenNorm | None  # the norm after the last layer
     output: Tokens  # the output of the network itself
     order: TokenOrder | None  # how tokens go back to where they stood before padding was moved to the end
     whole: bool  # every position is a token

@@ -39,7 +39,7 @@ class TheoryNote(NamedTuple):
 
 
 ClaimTest = Literal["order", "slower", "deeper", "lower", "higher", "learns", "lasting", "spread_out"]
-"""How a claim is tried (`studies/remedies`): the law of collapse without skips is that of plain attention
+"""How a claim is tried (`rankscope_studies.remedies`): the law of collapse without skips is that of plain attention
 (`order`), falls more slowly (`slower`); tokens stay apart for more layers (`deeper`); a quantity of trained
 networks is lower or higher than without the remedy; deep networks learn (`learns`); a quantity does not
 vanish (`lasting`); entropy of attention stays up (`spread_out`)."""

@@ -209,9 +209,9 @@ def value_parts(arch: Architecture, layer: Layer, head: int) -> tuple[Tensor, Te
 class MLPNorms:
     """Lipschitz constants of an MLP in column sums, row sums and the 2-norm."""
 
-    columns: float
-    rows: float
-    spectral: float
+    columns: float  # In column sums
+    rows: float  # In row sums
+    spectral: float  # In the 2-norm
     up: float = 0.0
     gate: float = 0.0
     down: float = 0.0  # 2-norms of a gated MLP's matrices

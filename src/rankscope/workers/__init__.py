@@ -1,4 +1,4 @@
-"""One pool of worker processes, for sweeps (`engine`), trials of remedies (`studies`) and trainings."""
+"""One pool of worker processes, for sweeps (`engine`), trainings, and packages that build on rankscope."""
 
 from rankscope.workers.pool import PieceResult, run_pieces, worker_index
 from rankscope.workers.threads import cores, environment, threads_set

@@ -1,6 +1,6 @@
 """`run_pieces`: pieces of work in several processes of one machine, each result given when its piece ends.
 
-`engine/work.py` (cells of a sweep), `studies/remedies` (measurements and trainings of remedies) call it.
+`engine/work.py` (cells of a sweep), `rankscope_studies.remedies` (measurements and trainings of remedies) call it.
 In order: workers are started when there is a piece for them; each reads `work` (a function or an object with
 `__call__`, pickled) from its pipe, and then one piece after another, until the pipe is closed. A worker that
 dies (killed for its memory, say) takes only its own piece with it: another worker starts, and the piece is

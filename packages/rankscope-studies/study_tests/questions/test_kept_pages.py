@@ -1,4 +1,4 @@
-"""Every page of a study in docs/studies says what its kept data say now: tables, verdicts, answer and summary."""
+"""Every page of a study of the docs says what its kept data say now: tables, verdicts, answer and summary."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from rankscope_studies.questions import QUESTIONS
 from rankscope_studies.questions.page import page, read_kept
 from rankscope_studies.questions.question import Question
 
-PAGES = Path(__file__).parents[4] / "docs" / "studies"
+PAGES = Path(__file__).parents[2] / "docs" / "studies"
 
 
 SLOW = ("number-or-length", "does-it-pay", "what-skips-pay")  # their tables are large: seconds each

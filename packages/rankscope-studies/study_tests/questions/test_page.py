@@ -218,7 +218,7 @@ def test_questions_are_written_down_whole() -> None:
         assert type(question.quick) is type(question.full) and question.quick != question.full
 
 
-DOCS = Path(__file__).parents[4] / "docs" / "studies"
+DOCS = Path(__file__).parents[2] / "docs" / "studies"
 
 
 @pytest.mark.sampled(2)

@@ -11,8 +11,9 @@ from pathlib import Path
 import polars as pl
 
 ROOT = Path(__file__).parents[4]
-KEPT = ROOT / "docs" / "studies" / "data"
-REMEDIES = ROOT / "docs" / "reproduction" / "full" / "remedies"
+DOCS = Path(__file__).parents[2] / "docs"
+KEPT = DOCS / "studies" / "data"
+REMEDIES = DOCS / "reproduction" / "full" / "remedies"
 
 
 def rows(study: str, table: str) -> pl.DataFrame:

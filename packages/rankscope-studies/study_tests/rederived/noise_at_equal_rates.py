@@ -1,6 +1,6 @@
 """Networks with and without skips, each trained at every learning rate, and the noise that they tolerate: plain torch.
 
-    python tests/studies/rederived/noise_at_equal_rates.py cuda    # writes noise_at_equal_rates.csv beside this file
+    python noise_at_equal_rates.py cuda    # writes noise_at_equal_rates.csv beside this file
 
 The networks are those of the study `what-skips-pay` on digits, written again from its page: 6 pre-norm layers of width
 64 with 4 heads, hidden layers of MULTIPLES widths, 1000 steps of AdamW on batches of 32. The study reports each kind

@@ -13,7 +13,7 @@ from rankscope.lab.tasks.task import STEPS, Batch, Task, decoder
 from rankscope.nets import Architecture
 from rankscope.shapes import Int
 
-HELD_SHARE = 0.1
+HELD_SHARE = 0.1  # Of the text, its end, which no training sees
 
 
 @lru_cache(maxsize=4)

@@ -1,7 +1,7 @@
 """The built-in alarm rules: what goes wrong in training, from which size on, and what helps.
 
 `Monitor` uses `default_rules()` unless it is given `alarms=`. Each rule compares a measurement with numbers
-that no healthy network has, with the other layers, or with the run's own past; `benchmarks/alarms.py`
+that no healthy network has, with the other layers, or with the run's own past; `rankscope_studies.research.alarms`
 measures how often they are wrong. The arguments `patience` and `action` are those of `AlarmRule`.
 """
 

@@ -2,7 +2,7 @@
 
 The marginal likelihood of a Gaussian process rises where similar networks had similar outcomes. Adam climbs it, of both
 outcomes at once, with a price on the sum of weights: a reading that adds little gets weight zero, and the predictor
-stays small. `python -m rankscope.forecasts fit` runs this, and writes `data/forecast_predictor.json`.
+stays small. `python -m rankscope_studies.forecasts fit` runs this, and writes `data/forecast_predictor.json`.
 """
 
 import math

@@ -495,8 +495,9 @@ QUESTION = Question(
         "Whole networks learn with every seed; bare ones learn only if they do not collapse fresh.",
     ),
     method=(
-        "Nine mixers of positions, written in plain torch (`studies/questions/token_mixers.py`), each in three forms: "
-        "`bare` (the mixer alone), `norm` (a LayerNorm after it) and `whole` (pre-norm, with skips and an MLP). "
+        "Nine mixers of positions, written in plain torch (`rankscope_studies/questions/token_mixers.py`), each in "
+        "three forms: `bare` (the mixer alone), `norm` (a LayerNorm after it) and `whole` (pre-norm, with skips and an "
+        "MLP). "
         "Positions are the 64 pixels of 8 × 8 digits, embedded as `pixel · a + position`. Fresh networks are watched "
         "in float64 with `rankscope.watch(network, blocks=\"blocks\")`: `relative_mu`, `relative_residual` and "
         "`effective_rank` after every block, and `relative_mu` between images (an image is one row of all its "

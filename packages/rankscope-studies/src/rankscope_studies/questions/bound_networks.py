@@ -66,7 +66,7 @@ class BoundSizes:
 class BoundTraining(NamedTuple):
     """What tells one training from the others."""
 
-    kind: str  # A setting of `lab/trial.py`
+    kind: str  # A setting of `trial.py`
     depth: int  # Before the change, which may be of it
     change: str  # A name in `CHANGES`
     rate: float  # The learning rate

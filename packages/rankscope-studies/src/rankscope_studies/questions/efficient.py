@@ -53,7 +53,7 @@ LIMITS = (
     "Xavier attention is nearly even, so what even attention leaves is near what any attention leaves; six of the "
     "eleven masks share the radius 1; and in whole networks the order reverses, as the last table shows. Derived again "
     "with other code, on masks drawn at random and with scores up to 64 times as large: "
-    "`pytest tests/studies/rederived/test_masks.py -m ''`."
+    "`pytest packages/rankscope-studies/study_tests/rederived/test_masks.py -m ''`."
 )
 QUICK = PatternSizes(
     tuple(PATTERNS), depth=12, width=32, heads=4, tokens=32, samples=1, seeds=3, certified_depth=4, certified_seeds=1,

@@ -626,7 +626,8 @@ QUESTION = Question(
     refuted_by=(
         "Queries and keys that are alike did: where W_Q = W_K, or the two are correlated by 0.9, sharp attention with "
         "LayerNorm holds tokens apart, and so it does in 58 of 100 networks of random ones whose head is 4 wide "
-        "(`pytest tests/studies/rederived/test_layernorm.py -m ''`, written after the run of this page). Untried: "
+        "(`pytest packages/rankscope-studies/study_tests/rederived/test_layernorm.py -m ''`, "
+        "written after the run of this page). Untried: "
         "layers that share weights (a value matrix that comes again has directions of its own), biases of norms, "
         "values that are not independent of queries and keys. One learning rate for all trainings: a network that did "
         "not learn might at another rate."

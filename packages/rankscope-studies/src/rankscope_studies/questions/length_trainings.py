@@ -1,7 +1,7 @@
 """Trainings on paths of chosen lengths: which there are, and what is read of each. `long_paths.py` asks the question.
 
 An `Arm` restricts a network to some lengths, or changes it. `trained` trains all seeds of an arm of a task and gives
-one row for each number; `lab/path_model.py` has the network, `readout.py` the heads that are fitted anew.
+one row for each number; `path_model.py` has the network, `readout.py` the heads that are fitted anew.
 """
 
 import copy

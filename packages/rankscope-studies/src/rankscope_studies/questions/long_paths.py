@@ -3,7 +3,7 @@
 Figure 4 of Dong et al. (2021) keeps a few paths of one length of a trained network: from length 3 on, what they say
 is a guess. Such paths were never asked to say anything: the network was trained as a whole, in which short paths
 suffice. Here networks learn sorting, convex hulls and text through the exact sum of all paths of length k and no
-other (`lab/path_model.py`), with autograd through the path algebra.
+other (`path_model.py`), with autograd through the path algebra.
 
 What else could be why a length fails, and how it is held apart: the head (a new linear head is fitted, on held-out
 samples, to the sums of the network that was trained whole, and to those of a fresh one), the number of paths (`C(L, k)

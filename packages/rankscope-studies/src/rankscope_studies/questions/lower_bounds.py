@@ -606,8 +606,9 @@ QUESTION = Question(
     title="Where can it be proved that trained networks do not collapse, and how tightly?",
     why=(
         "Dong et al. (2021) bound the residual from above; that skips keep tokens apart they show by example. "
-        "[Certificates](../theory.md) bound it from below on a network and an input, by the size or the direction of "
-        "what branches add. Below, *relative mu* is how much tokens differ from their mean, as a share of their norm: "
+        "[Certificates](../../../../docs/theory.md) bound it from below on a network and an input, by the size or "
+        "the direction of what branches add. "
+        "Below, *relative mu* is how much tokens differ from their mean, as a share of their norm: "
         "‖X − 1x̄ᵀ‖ / ‖X‖. A *decade* is a factor of ten. The *direction* of a branch is its component along the "
         "differences that are there already. Does that say anything of trained networks, for how much of a training, "
         "and what keeps it from saying more?"

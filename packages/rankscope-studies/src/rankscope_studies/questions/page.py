@@ -38,7 +38,7 @@ INTRODUCTION = (
     "and what would change the answer. Brackets give the least and the largest of the seeds that were run, mostly 3 to "
     "5: they are no confidence intervals. Rules that were changed once a page's full run had been seen are named on "
     "the page, and in the [summary](summary.md), with the verdicts of the rules before. Pages are written by "
-    "`rankscope study all --pages docs/studies`, from the data beside them."
+    "`rankscope study all --pages packages/rankscope-studies/docs/studies`, from the data beside them."
 )
 
 
@@ -197,8 +197,9 @@ def page(question: Question, result: StudyResult, sizes: Any, kept: dict[str, An
     data = ", ".join(f"`{name}.parquet`" for name in kept["tables"])
     versions = ", ".join(f"{name} {version}" for name, version in sorted(kept["versions"].items()))
     lines += [
-        f"Every number and the figure of this page come from {data} in `studies/data/{question.name}`; "
-        f"`rankscope study --redraw --pages docs/studies` writes the page from them. Made with {versions}."
+        f"Every number and the figure of this page come from {data} in `data/{question.name}`; "
+        f"`rankscope study --redraw --pages packages/rankscope-studies/docs/studies` writes the page from them. "
+        f"Made with {versions}."
     ]
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,7 @@ All noise is multiplicative with mean 1 and variance `p / (1 - p)`, that of ordi
 are still not comparable: in L layers ordinary dropout acts at 2L + 2 places, noise on lengths at one, before the head;
 ordinary dropout is trained at several chances for that reason, a weak one among them. The weights of lengths are drawn
 anew for every sample and step; a length's sum goes times its weight, and the head reads the normalised sum
-(`lab/path_model.py`).
+(`path_model.py`).
 """
 
 import copy

@@ -22,7 +22,7 @@ What was changed once the full run of a page had been seen is a `RuleChange` of 
 the rules before it gave on the same data.
 
 Since 4 and 5 need nothing but tables, `page.py` makes the page again from the data that is kept beside the page. To add
-a question: write its file, and add one line to `__init__.py` and its name to `cli/study.py`.
+a question: write its file, and add one line to `__init__.py` and its name to `commands/study.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

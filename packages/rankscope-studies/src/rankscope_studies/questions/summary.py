@@ -20,7 +20,7 @@ METHOD = (
     "their size: `relative_residual` in the norm of Dong et al., `relative_mu` in the Frobenius norm of Wu et "
     "al.; 0 where all tokens are the same. Falls below what float64 can hold are followed in deviation "
     "arithmetic, which carries differences between tokens apart from what tokens share. Each file of "
-    "`rankscope/studies/questions` is one study, and reads from top to bottom as its method section."
+    "`rankscope_studies/questions` is one study, and reads from top to bottom as its method section."
 )
 REVIEW = (  # (question, reply)
     (
@@ -67,7 +67,8 @@ REVIEW = (  # (question, reply)
     (
         "Can it be run again?",
         "Each page ends with its command. Seeds are fixed; the data behind every number and figure lie beside the "
-        "pages, and `rankscope study --redraw --pages docs/studies` writes all pages from them. On a GPU sums are "
+        "pages, and `rankscope study --redraw --pages packages/rankscope-studies/docs/studies` writes all "
+        "pages from them. On a GPU sums are "
         "taken in another order: digits beyond the spread may differ.",
     ),
 )

@@ -555,8 +555,8 @@ QUESTION = Question(
     method=(
         "Tokens are a common part, their mean, and differences from it. For every branch (attention, MLP) the size of "
         "both in the output of the branch is divided by that in its input, in deviation arithmetic "
-        "(`studies/questions/branch_gains.py`). What a branch does to tokens is read after the sum with the skip, "
-        "where there is one: differences over the common part there, over the same before (*stream*). Trained "
+        "(`rankscope_studies/questions/branch_gains.py`). What a branch does to tokens is read after the sum with the "
+        "skip, where there is one: differences over the common part there, over the same before (*stream*). Trained "
         "models have norms on these sums, which change the same ratio and are given by themselves, and with all parts "
         "in the factor of a layer; the norms of networks of our own are within branches. MLPs also have a bound by "
         "weights, `Lip(act) ‖W₁‖₂‖W₂‖₂`, and the largest singular value of their Jacobian at a token. Trained "

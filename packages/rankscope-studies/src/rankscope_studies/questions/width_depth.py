@@ -430,7 +430,7 @@ QUESTION = Question(
         "smaller in deeper networks (here Xavier at every depth); heads of one width (here four heads at every width); "
         "trained weights, whose scores may follow the directions that tokens differ along. Initial weights whose norms "
         "have another slope in the width did: under N(0, 0.02) wider networks fall slower, and on 8 tokens in place of "
-        "32 all widths fall alike (`pytest tests/studies/rederived/test_cubing.py -m ''`)."
+        "32 all widths fall alike (`pytest packages/rankscope-studies/study_tests/rederived/test_cubing.py -m ''`)."
     ),
     quick=QUICK, full=FULL, gather=gather, answer=answer, draw=draw, seconds=300.0,
     caption="Medians over seeds, bands: their range. Grey: a guess by frequency, and the slope of the bound's 1/√d.",

@@ -1,5 +1,5 @@
 """What remedies do to networks that are trained from scratch, and what their steps cost: tables over
-remedies, settings, depths and seeds (`lab/trial.py` says what is in them).
+remedies, settings, depths and seeds (`trial.py` says what is in them).
 
 Each remedy in each setting at each depth is a piece of work by itself, cached in `FOLDER/parts` when it is
 done; a run that is killed loses those that it was at.

@@ -5,7 +5,7 @@
 
 Trees are scikit-learn's, as they come, fitted for each task to the table of trained designs that the predictor was
 fitted to; they see what a design says of itself (its depth, norms, skips, gains, rate, ...), and nothing that was read
-off a network. Nothing here calls the library's scorer (`python -m rankscope.forecasts score`).
+off a network. Nothing here calls the library's scorer (`python -m rankscope_studies.forecasts score`).
 """
 
 import csv

@@ -1,7 +1,7 @@
 """What figure 4's curves owe to how its networks are trained: one change of the recipe at a time.
 
 `python -m rankscope_studies.research.recipes sort` or `hull`, then the number of training seeds and a device, prints
-the table of `RESULTS.md`. A row takes a minute or two a seed on one core, one at a tenth of the rate several.
+its table of benchmarks/RESULTS.md. A row takes a minute or two a seed on one core, one at a tenth of the rate several.
 """
 
 import sys
