@@ -129,7 +129,7 @@ def test_without_extras_a_network_is_measured_in_the_terminal(light: WithoutExtr
 
 def test_without_extras_all_that_is_shipped_is_found(light: WithoutExtras) -> None:
     code, out, err = light.answers["plugins"]
-    assert code == 0 and "families" in out and "left out" not in out, err
+    assert code == 0 and "families" in out and "a plugin of rankscope " not in out, err
 
 
 def test_every_extra_that_a_sentence_names_is_one() -> None:

@@ -243,7 +243,7 @@ def test_wheels_of_strangers_in_a_fresh_environment(tmp_path: Path) -> None:
     for tree in (ROOT, HERE / "whole", HERE / "broken"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
         subprocess.run(command, cwd=tree, check=True)
-    environment = Environment.make(tmp_path / "environment", tmp_path / "elsewhere")
+    environment = Environment.make(tmp_path / "environment", tmp_path / "elsewhere", tmp_path / "dist")
     (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
     here = [path for path in map(Path, sys.path) if path.name == "site-packages"]
     (site / "others.pth").write_text("\n".join(map(str, here)))

@@ -21,7 +21,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rankscope.errors import PluginError, PluginWarning
+from rankscope.errors import PluginError, PluginWarning, RankscopeError
 
 T = TypeVar("T")
 OWN = "rankscope"
@@ -200,7 +200,7 @@ class Group(Mapping[str, T], Generic[T]):
     def _state(self, entry: EntryPoint) -> PluginState:
         try:
             objects = dict(self._read(entry))
-        except PluginError as error:
+        except RankscopeError as error:
             return PluginState(entry, (), entry.left_out(str(error)))
         except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             lines = str(error).strip().splitlines() or [""]
