@@ -59,6 +59,7 @@ COMMANDS = {
     "demo": ["demo"],
     "folder": ["measure", "bert-tiny", "-o", "run"],
     "terminal": ["measure", "bert-tiny", "--tokens", "8"],
+    "plugins": ["plugins"],
 }
 WITHOUT_EXTRAS = f"""
 import io, json
@@ -124,6 +125,11 @@ def test_commands_say_what_is_missing_in_a_sentence(light: WithoutExtras, name: 
 def test_without_extras_a_network_is_measured_in_the_terminal(light: WithoutExtras) -> None:
     code, out, err = light.answers["terminal"]
     assert code == 0 and "relative_residual" in out, err
+
+
+def test_without_extras_all_that_is_shipped_is_found(light: WithoutExtras) -> None:
+    code, out, err = light.answers["plugins"]
+    assert code == 0 and "families" in out and "a plugin of rankscope " not in out, err
 
 
 def test_every_extra_that_a_sentence_names_is_one() -> None:

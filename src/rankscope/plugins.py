@@ -21,7 +21,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rankscope.errors import PluginError, PluginWarning
+from rankscope.errors import PluginError, PluginWarning, RankscopeError
 
 T = TypeVar("T")
 OWN = "rankscope"
@@ -103,7 +103,7 @@ def _declared(package: str, version: str, path: Path) -> Iterator[EntryPoint]:
         if line.startswith("["):
             group = line.strip("[] ")
         elif "=" in line and group.startswith(PREFIX) and line[0] not in "#;":
-            name, _, value = line.partition("=")
+            name, _, value = line.partition("[")[0].partition("=")  # without the extras that it needs
             yield EntryPoint(group.removeprefix(PREFIX), name.strip(), value.strip(), package, version)
 
 
@@ -184,8 +184,8 @@ class Group(Mapping[str, T], Generic[T]):
         """What came of each entry point of the group, with a warning for each that cannot be used."""
         own, *others = self._entries()
         states = [PluginState(own, tuple(self.shipped))]
-        self.__dict__["states"] = states  # for a plugin that asks for the group while it is imported
         self._added: dict[str, T] = {}
+        self.__dict__["states"] = states  # for a plugin that asks for the group while it is imported
         for entry in others:
             states.append(self._state(entry))
             if states[-1].trouble:
@@ -201,7 +201,7 @@ class Group(Mapping[str, T], Generic[T]):
     def _state(self, entry: EntryPoint) -> PluginState:
         try:
             objects = dict(self._read(entry))
-        except PluginError as error:
+        except RankscopeError as error:
             return PluginState(entry, (), entry.left_out(str(error)))
         except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             lines = str(error).strip().splitlines() or [""]

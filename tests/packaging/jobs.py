@@ -22,6 +22,7 @@ PRINTED = (
     "masks",
     "metrics",
     "models",
+    "plugins",
 )
 """Commands of the core that need nothing else."""
 MISSING = {

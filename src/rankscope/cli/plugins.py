@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.cli import options as opt
 from rankscope.cli.show import console, machine, say, titled
 from rankscope.cli.sources import SOURCES
-from rankscope.errors import PluginError, PluginWarning, one_of
+from rankscope.errors import PluginWarning, RankscopeError, one_of
 from rankscope.plugins import SHIPPED, PluginState, entry_points, every_group
 
 SHOWN = 4  # Names of what a package adds that a row of the table has
@@ -45,7 +45,7 @@ def _tried(state: PluginState) -> PluginState:
         try:
             SOURCES[name].load()
         except Exception as error:  # whatever a stranger's module does when it is imported
-            why = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+            why = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
             return replace(state, trouble=state.entry.left_out(why))
     return state
 
