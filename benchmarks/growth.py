@@ -25,8 +25,8 @@ import polars as pl
 import torch
 
 from benchmarks.timing import forward, last_line, peak
+from rankscope import figures as fig
 from rankscope.deviation.replay import replay_cache
-from rankscope.figures import description as fig
 from rankscope.files import atomic
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure

@@ -13,8 +13,8 @@ from pathlib import Path
 import polars as pl
 
 from rankscope import DepthCard, Profile
+from rankscope import figures as fig
 from rankscope.depths.figures import depth_chart
-from rankscope.figures import description as fig
 from rankscope.figures.drawing import plot
 from rankscope.figures.matplotlib import png, rendered
 from rankscope.forecasts.figures import map_chart

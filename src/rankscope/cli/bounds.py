@@ -12,8 +12,7 @@ from rankscope.cli.show import Interruption, console, machine, progress, say, sa
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.theory import Certificates
-    from rankscope.theory.views import BoundView
+    from rankscope.theory import BoundView, Certificates
 
 
 @dataclass(frozen=True)

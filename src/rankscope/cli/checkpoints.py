@@ -77,9 +77,7 @@ def checkpoints(
     """
     from rankscope.live.monitor.measurement import RunWriter
     from rankscope.report import write_report
-    from rankscope.runs import Network
-    from rankscope.runs.key import key_of
-    from rankscope.runs.manifest import begun
+    from rankscope.runs import Network, begun, key_of
     from rankscope.trainings import read_training
 
     metrics = MeasureTask.parse(options.metrics).metrics
@@ -134,7 +132,7 @@ def checkpoints(
 
 def metric_disagreement(run: "TrainingRun") -> str:
     """A sentence on two metrics that rank two checkpoints differently at the last layer; empty if none do."""
-    from rankscope.profiles.verdict import disagreement
+    from rankscope.profiles import disagreement
 
     grids = [grid for grid in map(run.grid, run.metrics) if grid.layers]
     return disagreement(
@@ -195,9 +193,8 @@ def weight_files_in(directory: Path) -> list[CheckpointRow]:
 
 def require_same_work(output: Path, key: dict[str, Any]) -> None:
     """Refuse to resume in a folder that holds other work."""
-    from rankscope.runs import read
-    from rankscope.runs.key import difference
-    from rankscope.trainings.training import TRAINING_TABLE
+    from rankscope.runs import difference, read
+    from rankscope.trainings import TRAINING_TABLE
 
     entry = read(output).entries.get(TRAINING_TABLE) if output.is_dir() else None
     if entry is None:
@@ -218,7 +215,7 @@ def measure_checkpoint(
 
     from rankscope.live.monitor import Alarm, Measurement
     from rankscope.profiles import measure
-    from rankscope.trainings.training import TRAINING
+    from rankscope.trainings import TRAINING
 
     step = checkpoint.step
     try:
@@ -264,7 +261,7 @@ def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
     """The rows of a profile as a measurement has them: mean, deviation, minimum and maximum over samples."""
     import polars as pl
 
-    from rankscope.trainings.training import TRAINING
+    from rankscope.trainings import TRAINING
 
     finite = pl.col("value").is_finite()
     good = pl.col("value").filter(finite)
@@ -288,7 +285,7 @@ def logged_rows(checkpoint: CheckpointRow) -> "pl.DataFrame":
     """Rows of the loss and learning rate that the trainer logged last, up to the checkpoint's step."""
     import polars as pl
 
-    from rankscope.trainings.training import TRAINING
+    from rankscope.trainings import TRAINING
 
     values: dict[str, float] = {}
     # There may be no such file, or another trainer may have written it.

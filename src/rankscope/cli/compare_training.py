@@ -20,7 +20,7 @@ MOST_LAYERS = 33  # Layers of the table, at most
 def is_training(thing: str) -> bool:
     """True for a folder that holds a training run and no profile."""
     from rankscope.runs import read
-    from rankscope.trainings.training import TRAINING_TABLE
+    from rankscope.trainings import TRAINING_TABLE
 
     folder = Path(thing)
     return folder.is_dir() and not (folder / "profile.parquet").is_file() and TRAINING_TABLE in read(folder).names
@@ -63,7 +63,7 @@ def compare_trainings(things: list[str], metrics: str | None, results: ResultOpt
 
 def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: "RunComparison") -> str:
     """A sentence on two metrics that rank the runs differently at the last step and layer that all have."""
-    from rankscope.profiles.verdict import disagreement
+    from rankscope.profiles import disagreement
 
     names = [name for run in runs.values() for name in run.metrics]
     shared = [name for name in dict.fromkeys([comparison.metric, *names]) if names.count(name) == len(runs)]

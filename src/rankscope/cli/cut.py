@@ -47,7 +47,7 @@ def cut(
     """
     from rankscope.depths import cut as cut_network
     from rankscope.depths.losses import next_token_loss
-    from rankscope.sources.load import is_drawn
+    from rankscope.sources import is_drawn
     from rankscope.sources.shortened import MODULES, original
 
     excerpts = read_inputs(text, model, quiet=printing.silent)

@@ -60,8 +60,7 @@ def measure_demo(model: str, output: Path, printing: opt.PrintOptions) -> None:
     """Measure variants of a model, its paths and what is proved of it; write the report."""
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory
-    from rankscope.sources import load
-    from rankscope.sources.checkpoint import MINILM
+    from rankscope.sources import MINILM, load
 
     require_report("the demo", *([MINILM] if model == "minilm" else []), "transformers")
     store = open_store(output)
@@ -118,9 +117,8 @@ def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
     from rich.text import Text
 
     from rankscope.files import writable_folder
-    from rankscope.lab import Recipe, Training
-    from rankscope.lab.tasks import NextCharacter
-    from rankscope.live.monitor import default_rules
+    from rankscope.lab import NextCharacter, Recipe, Training
+    from rankscope.live import default_rules
     from rankscope.report import write_report
     from rankscope.runs import read
 

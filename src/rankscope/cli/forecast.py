@@ -124,7 +124,7 @@ def forecast(
 
 def _changes(result: "Forecast", silent: bool) -> "list[Mend]":
     """Forecast changes that may mend the design; how long all take is told by the first."""
-    from rankscope.profiles.pass_cost import in_words
+    from rankscope.profiles import in_words
 
     with progress(silent) as start:
         bar, begun = start("changes"), time.monotonic()
@@ -144,9 +144,8 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
     """Put the forecast as JSON, its figures and its map into a folder."""
     import json
 
-    from rankscope.figures.drawing import plot
+    from rankscope.figures import plot, save
     from rankscope.figures.escaping import plain
-    from rankscope.figures.matplotlib import save
     from rankscope.files import atomic, writable_folder
     from rankscope.forecasts.figures import map_chart
     from rankscope.forecasts.maps import AXES

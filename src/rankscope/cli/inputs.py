@@ -64,7 +64,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def require_tokenizer(model: str, advice: str) -> None:
     """Refuse a model's folder without a tokenizer before its weights are read: no text can be read with it."""
-    from rankscope.runs.store import document
+    from rankscope.runs import document
     from rankscope.sources.checkpoint import CheckpointLocation, tokenizer
 
     folder = Path(model)
@@ -84,7 +84,7 @@ def require_tokenizer(model: str, advice: str) -> None:
 
 def is_random(model: str, options: NetworkOptions | None = None) -> bool:
     """True if a model's weights are random; options that draw weights are refused for a trained one."""
-    from rankscope.sources.load import is_drawn
+    from rankscope.sources import is_drawn
 
     random = is_drawn(model)
     init, seed = (None, None) if options is None else (options.init, options.seed)

@@ -101,9 +101,8 @@ def measure_all(
     After Ctrl-C it gives the networks that were finished, and the manifest says so. `tables` reads along, in
     the same pass if there is one in deviation arithmetic.
     """
-    from rankscope.profiles import Profile, measure_together
+    from rankscope.profiles import Profile, in_words, measure_together
     from rankscope.profiles.measure import expected_seconds
-    from rankscope.profiles.pass_cost import in_words
     from rankscope.profiles.propagation import PassOptions
     from rankscope.runs import EarlyStop
 
@@ -154,7 +153,7 @@ def raise_if_stopped(profile: "Profile", output: Path | None) -> None:
 
 def _groups(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[str]]:
     """Names of networks that are measured in one pass: those whose layers are read from the same files."""
-    from rankscope.nets.weights import StreamedLayers
+    from rankscope.nets import StreamedLayers
 
     groups: dict[object, list[str]] = {}
     for name, (net, _, _) in jobs.items():

@@ -83,7 +83,7 @@ def write_folder(
 
 def write_figures(store: "Store", figures: "Mapping[str, Figure]") -> None:
     """Write figures and the report of what a folder holds."""
-    from rankscope.figures.matplotlib import save
+    from rankscope.figures import save
     from rankscope.report import write_report
 
     for name, figure in figures.items():

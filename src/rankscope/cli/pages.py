@@ -48,8 +48,7 @@ def explore(
     from rankscope.explorer.network_cache import NetworkCache
     from rankscope.explorer.server import serve
     from rankscope.extras import installed
-    from rankscope.sources import named_network
-    from rankscope.sources.checkpoint import MINILM
+    from rankscope.sources import MINILM, named_network
 
     at_hand = ["minilm"] if installed(MINILM) else []
     named = list(dict.fromkeys(models or at_hand))

@@ -108,7 +108,7 @@ def sum_paths(net: "Transformer", excerpts: "list[str] | Tensor", tokens: int, t
 
 def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     """Write tables, figures and the report; if Ctrl-C came before the heads, only the lengths."""
-    from rankscope.figures.drawing import plot
+    from rankscope.figures import plot
     from rankscope.paths.figures import heads_chart, single_paths_chart
 
     figures = {"lengths": sums.by_length.plot()}
@@ -123,7 +123,7 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
 
 def show_paths(sums: PathSums, manifest: "Manifest") -> None:
     """Print the tables of lengths and heads, what is carried by which lengths, and the heaviest single paths."""
-    from rankscope.paths.views import carried
+    from rankscope.paths import carried
 
     lengths = sums.by_length.views()
     console().print(lengths_table(lengths))

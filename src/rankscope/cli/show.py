@@ -291,7 +291,7 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
     Of a corpus quartiles stand beneath the ends; with a threshold, there is the layer from which on tokens
     are uniform.
     """
-    from rankscope.figures.text import power
+    from rankscope.figures import power
     from rankscope.metrics import is_share, symbol_of
     from rankscope.profiles.views import zeros_note
 

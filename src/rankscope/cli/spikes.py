@@ -9,7 +9,7 @@ from rankscope.cli.show import console, machine, say, say_where, titled
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.trainings.spike_report import Spikes
+    from rankscope.trainings import Spikes
 
 SHOWN = 12  # Signals that are shown before each spike
 
@@ -30,8 +30,8 @@ def spikes(
     RUN is what a [bold]Monitor[/bold] wrote, a folder of TensorBoard, or a table by step (CSV, Parquet, JSON lines),
     as W&B exports it. How often a signal does the same when nothing follows is its chance.
     """
-    from rankscope.trainings.signals import read_signals, split_loss
-    from rankscope.trainings.spikes import order_of_events
+    from rankscope.trainings import order_of_events, read_signals
+    from rankscope.trainings.signals import split_loss
 
     opt.require_positive(deviations=deviations)
     if results.output is not None:

@@ -97,7 +97,7 @@ def _show(result: "Sweep", folder: Path, report: Path, quiet: bool) -> None:
 
 def write_figures(result: "Sweep") -> Path:
     """Write the figure and the report beside the tables of a sweep; the report's path."""
-    from rankscope.figures.matplotlib import save
+    from rankscope.figures import save
     from rankscope.report import write_report
 
     if len(result.table):

@@ -26,16 +26,16 @@ from rankscope.depths.views import ALL_LAYER_COLUMNS, LAYER_COLUMNS, MARKED_COLU
 from rankscope.errors import PathError
 from rankscope.extras import counted
 from rankscope.figures import Chart
-from rankscope.nets.modes import usual_modes
-from rankscope.paths.frozen import require_linear
+from rankscope.nets import usual_modes
+from rankscope.paths import require_linear
 from rankscope.paths.two_passes import LayerShares, TwoPasses
 from rankscope.profiles.pass_cost import check_memory
 from rankscope.results import Plot, Result, Section, Table, sentence
 from rankscope.runs import Manifest, manifest_of
-from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
 if TYPE_CHECKING:
-    from rankscope.figures.matplotlib import Figure
+    from rankscope.figures import Figure
 
 Progress = Callable[[int, int], None]
 TABLES = ("layers", "heads", "norms")

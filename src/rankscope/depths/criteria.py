@@ -31,14 +31,11 @@ from torch import Tensor
 
 from rankscope.depths.readings import influence
 from rankscope.errors import PathError
-from rankscope.metrics import metric
-from rankscope.metrics.tokens import tokens, valid_tokens
-from rankscope.nets import Transformer
-from rankscope.nets.order import Branch, Half
-from rankscope.nets.traversal import Block
+from rankscope.metrics import metric, valid_tokens
+from rankscope.metrics.tokens import tokens
+from rankscope.nets import Block, Branch, Half, Transformer
 from rankscope.nets.weights import converted, named
-from rankscope.paths import decompose
-from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths import Frozen, decompose, freeze
 from rankscope.paths.lengths import share
 from rankscope.paths.terms import WholeNetwork
 from rankscope.shapes import Bool, Float

@@ -27,12 +27,11 @@ from torch import Tensor, nn
 
 from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
 from rankscope.errors import ArchitectureError, SourceError, one_of
-from rankscope.nets import Transformer
-from rankscope.nets.modes import usual_modes
+from rankscope.nets import Transformer, usual_modes
 from rankscope.results import Result, Section, Table
 from rankscope.runs import Manifest, manifest_of
 from rankscope.shapes import Bool, Float
-from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
 SEARCHES = ("one_shot", "greedy", "exact")
 MOST_SETS = 5000  # Sets of layers that an exact search scores at most

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
+from rankscope import figures as fig
 from rankscope.figures.escaping import TURNS
 from rankscope.paths.figures import LABELLED
 
 if TYPE_CHECKING:
-    from rankscope.figures.matplotlib import Figure
+    from rankscope.figures import Figure
 
 BARS = {
     "lost": ("the output", 0), "lost_residual": ("what tells tokens apart", 4),
@@ -137,7 +137,7 @@ def _head_map(heads: pl.DataFrame) -> fig.Panel:
 
 def printed(chart: fig.Chart, sentence: str = "", **options: Any) -> "Figure":
     """The chart in print, two panels in a row, under the sentence if one is given; `options` are those of `plot`."""
-    from rankscope.figures.drawing import plot
+    from rankscope.figures import plot
 
     rows = [replace(chart, panels=chart.panels[start : start + ROW]) for start in range(0, len(chart.panels), ROW)]
     figure = plot(*rows, **options)

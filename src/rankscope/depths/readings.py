@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.metrics import entropy, first_token_mass
+from rankscope.metrics import Values, entropy, first_token_mass, unit_of
 from rankscope.metrics.spectrum import affine_rank_with_doubt
-from rankscope.metrics.tokens import Values, unit_of
-from rankscope.nets import Transformer
-from rankscope.nets.order import Half
-from rankscope.nets.plain import Plain, Tokens, contributions
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import release
+from rankscope.nets import Block, Half, Plain, Tokens, Transformer, contributions, release, traverse
 from rankscope.paths.frozen import FreezingRules
 from rankscope.paths.two_passes import TwoPasses
 from rankscope.shapes import Bool, Float

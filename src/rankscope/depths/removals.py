@@ -18,15 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.metrics.metric import ROUNDING
-from rankscope.metrics.token_norms import frobenius_norm
-from rankscope.metrics.tokens import Values, unit_of
-from rankscope.nets import Transformer
-from rankscope.nets.devices import free_memory
-from rankscope.nets.pass_settings import Memory, PassSettings
-from rankscope.nets.plain import Plain, RowOutputs, Tokens
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import release
+from rankscope.metrics import ROUNDING, Values, frobenius_norm, unit_of
+from rankscope.nets import Block, PassSettings, Plain, Tokens, Transformer, free_memory, release, traverse
+from rankscope.nets.pass_settings import Memory
+from rankscope.nets.plain import RowOutputs
 from rankscope.paths.by_part import centred_tokens, uniform
 from rankscope.shapes import Bool, Float
 

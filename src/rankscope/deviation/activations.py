@@ -29,7 +29,7 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, Scaled, spread
 from rankscope.doubled import constant
-from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.nets import ACTIVATIONS
 
 Series = list[Tensor]
 

@@ -24,11 +24,9 @@ from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
 from rankscope.deviation.scores import ScoreParts
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import State, ValidTokens
-from rankscope.metrics.rows import PatternRows
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.metrics import PatternRows
+from rankscope.nets import Block, PassSettings, Transformer
 from rankscope.nets.positions import score_bias
-from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # bytes of a block of rows of all heads, by device

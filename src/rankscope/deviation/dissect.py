@@ -17,10 +17,8 @@ from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
-from rankscope.nets.order import Branching, Half
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block, traverse
+from rankscope.nets import Block, Half, PassSettings, Transformer, traverse
+from rankscope.nets.order import Branching
 
 
 class BranchRecord(NamedTuple):

@@ -32,14 +32,20 @@ from rankscope.deviation.comparison import STEEP, relative_change
 from rankscope.deviation.propagate import PassInputs
 from rankscope.deviation.scaled import largest_entry
 from rankscope.deviation.state import State
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.norms import norm_of
-from rankscope.nets.padding import TokenOrder
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Heads, Plain, Tokens
-from rankscope.nets.steps import Step
-from rankscope.nets.streaming import AttentionRequest, PatternNumbers, StreamedPlain
-from rankscope.nets.traversal import Block, traverse
+from rankscope.nets import (
+    Architecture,
+    AttentionRequest,
+    Block,
+    PassSettings,
+    Plain,
+    Step,
+    TokenOrder,
+    Tokens,
+    norm_of,
+    traverse,
+)
+from rankscope.nets.plain import Heads
+from rankscope.nets.streaming import PatternNumbers, StreamedPlain
 from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
 

@@ -20,8 +20,7 @@ from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.state import State
 from rankscope.doubled import near_log, nearest, precision
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Linear, MLPWeights
+from rankscope.nets import Architecture, Linear, MLPWeights
 from rankscope.shapes import Bool
 
 LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed

@@ -24,7 +24,7 @@ from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
 from rankscope.deviation.scaled import LOWEST, STEEPEST, PerturbTensor, Scaled, chosen, spread
 from rankscope.deviation.state import State
 from rankscope.errors import ArchitectureError
-from rankscope.nets.norms import Norm, NormWeights, norm_of
+from rankscope.nets import Norm, NormWeights, norm_of
 
 LARGE = 0.05  # the largest deviation, in lengths of the common token, for which the formula above is used
 SHORTEST = 1e-240  # the square of a token's length below which float64 loses it

@@ -20,10 +20,9 @@ from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.scores import Scores, normed_heads
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
-from rankscope.nets.norms import UNWEIGHTED, NormWeights
-from rankscope.nets.pass_settings import PassSettings, average
-from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import Linear
+from rankscope.nets import Arithmetic, Block, Linear, NormWeights, PassSettings
+from rankscope.nets.norms import UNWEIGHTED
+from rankscope.nets.pass_settings import average
 from rankscope.shapes import Float
 
 

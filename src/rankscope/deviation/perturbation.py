@@ -29,14 +29,7 @@ from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, has_kernel, spr
 from rankscope.deviation.scores import ScoreParts, Scores
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.norms import norm_of
-from rankscope.nets.order import Half
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
-from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block
-from rankscope.nets.weights import Linear
+from rankscope.nets import Architecture, Block, Half, Linear, PassSettings, Plain, Transformer, norm_of
 
 CACHED = {"cpu": 2**22}
 """The longest random row that is kept for later passes, by device; 2^27 elsewhere, where drawing takes long."""

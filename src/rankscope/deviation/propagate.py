@@ -25,13 +25,10 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
+from rankscope.nets import Block, PassSettings, TokenOrder, Transformer, traverse
 from rankscope.nets.kernels import KERNELS, kernel_of
-from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
-from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.streaming import streams
-from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
 from rankscope.shapes import Float
 

@@ -29,10 +29,7 @@ from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.state import State, ValidTokens
-from rankscope.nets.norms import norm_of
-from rankscope.nets.order import Half
-from rankscope.nets.traversal import Arithmetic, Block, traverse
-from rankscope.nets.weights import Linear
+from rankscope.nets import Arithmetic, Block, Half, Linear, norm_of, traverse
 from rankscope.shapes import Bool
 
 NEAR_ZERO = 1e-9  # the share of a sum's terms below which rounding may have decided its sign

@@ -30,11 +30,8 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import ScoreParts, Scores, StateHeads
 from rankscope.deviation.softmax import balanced, split
 from rankscope.deviation.state import State
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.order import Half
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.traversal import Block
-from rankscope.nets.weights import LATENT_EPS, Latent, Linear
+from rankscope.nets import Architecture, Block, Half, Linear, PassSettings
+from rankscope.nets.weights import LATENT_EPS, Latent
 
 
 class Deviation(PartOperations):

@@ -11,8 +11,7 @@ import polars as pl
 
 from rankscope.engine.factors import described
 from rankscope.errors import SweepError, one_of
-from rankscope.profiles import Profile
-from rankscope.profiles.profile import SCHEMA
+from rankscope.profiles import SCHEMA, Profile
 from rankscope.runs import Network, Run, read
 
 MOST_CHOSEN = 12  # cells that are compared side by side

@@ -29,7 +29,7 @@ from rankscope.engine.work import CellOutcome, CellTask, InputsLoader, failed, m
 from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.plugins import entry_points
-from rankscope.runs.key import difference
+from rankscope.runs import difference
 from rankscope.runs.manifest import versions
 from rankscope.workers import environment
 

@@ -60,8 +60,7 @@ def input_factors(cell: Cell) -> Cell:
 
 def architecture_of(cell: Cell) -> Architecture | None:
     """The architecture of a cell's network with random weights; None where its weights are loaded."""
-    from rankscope.sources.fresh import PRESETS, preset
-    from rankscope.sources.load import is_drawn
+    from rankscope.sources import PRESETS, is_drawn, preset
 
     model = str(cell["model"])
     if not is_drawn(model):
@@ -71,8 +70,7 @@ def architecture_of(cell: Cell) -> Architecture | None:
 
 def base_network(cell: Cell, arch: Architecture | None) -> Transformer:
     """The network before the cell changes it: with random weights on `arch`, or loaded if that is None."""
-    from rankscope.sources import load
-    from rankscope.sources.fresh import untrained
+    from rankscope.sources import load, untrained
 
     model, arch_fields = str(cell["model"]), {name: cell[name] for name in FIELDS if name in cell}
     seed, init = cell.get("seed", 0), cell.get("init", "bert")

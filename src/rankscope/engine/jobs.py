@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankscope.nets import Transformer
 from rankscope.plugins import Group
-from rankscope.trainings.training import CERTIFICATES
+from rankscope.trainings import CERTIFICATES
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import polars as pl
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
 from rankscope.engine.views import SweepView
 from rankscope.extras import counted, listed
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.metrics import symbol_of
 from rankscope.results import Plot, Section, Table, sentence
 

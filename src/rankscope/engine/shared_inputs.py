@@ -26,9 +26,9 @@ from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network
 from rankscope.engine.work import CellInputs, InputsLoader
 from rankscope.errors import RankscopeError, SourceError, SweepError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.runs.key import digest, files_of
+from rankscope.runs import digest, files_of
 from rankscope.runs.store import checksum
-from rankscope.sources.load import is_drawn
+from rankscope.sources import is_drawn
 from rankscope.workers import threads_set
 
 PREFIX = ".shared-"  # of the folder of weights within the run folder

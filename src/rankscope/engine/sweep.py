@@ -31,13 +31,11 @@ from rankscope.errors import SweepError
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.files import undisturbed
-from rankscope.profiles.profile import SCHEMA
+from rankscope.profiles import SCHEMA
 from rankscope.results import Plot, Result, Section
 from rankscope.results.plain import plain_value
-from rankscope.runs import Manifest, Run, Store, read
+from rankscope.runs import Manifest, Run, Store, begun, digest, key_of, read
 from rankscope.runs.journal import Journal
-from rankscope.runs.key import digest, key_of
-from rankscope.runs.manifest import begun
 
 ENTRY, JOURNAL = "sweep", "kept"
 STATUS = {"step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64}

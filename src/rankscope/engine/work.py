@@ -23,7 +23,7 @@ from rankscope.engine.jobs import JOBS
 from rankscope.engine.spec import SweepOptions
 from rankscope.errors import FileError, RankscopeError, SourceError, SweepError
 from rankscope.nets import Transformer
-from rankscope.profiles.profile import SCHEMA
+from rankscope.profiles import SCHEMA
 from rankscope.workers import cores, run_pieces, worker_index
 
 READINGS = ("sample", "layer", "head", "metric", "arithmetic", "value", "log10", "floor", "below_floor", "digits")

@@ -20,16 +20,15 @@ from rankscope.explorer.measurement import PageMeasurement, measure_page
 from rankscope.explorer.network_cache import NetworkCache, sizes
 from rankscope.figures.escaping import plain
 from rankscope.figures.page import page_figure
-from rankscope.paths import decompose
+from rankscope.paths import carried, decompose
 from rankscope.paths.figures import lengths_chart
-from rankscope.paths.views import carried
 from rankscope.profiles import Profile
 from rankscope.profiles.cloud import cloud_rows
 from rankscope.profiles.figures import cloud_chart, curves_chart
 from rankscope.profiles.verdict import sentence
-from rankscope.theory import THEOREMS, Certificates, certify
+from rankscope.theory import THEOREMS, BoundView, Certificates, certify
 from rankscope.theory.figures import bounds_chart
-from rankscope.theory.views import EXACT, RANK, BoundView, bounds_sentence
+from rankscope.theory.views import EXACT, RANK, bounds_sentence
 
 MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls
 NOW = "now"

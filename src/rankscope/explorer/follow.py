@@ -27,11 +27,9 @@ from rankscope.explorer import pages
 from rankscope.explorer.guard import Guard
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
-from rankscope.trainings import TrainingRun, read_training
+from rankscope.trainings import Spikes, TrainingRun, find_spikes, read_training
 from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves, side_by_side
 from rankscope.trainings.signals import run_events, run_loss
-from rankscope.trainings.spike_report import Spikes
-from rankscope.trainings.spikes import find_spikes
 from rankscope.trainings.training import decades, stamp, title_of
 
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most

@@ -17,10 +17,8 @@ from rankscope.errors import SettingError, one_of
 from rankscope.explorer.controls import RANDOM, Controls, RandomShape
 from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
-from rankscope.sources import named_network
-from rankscope.sources.fresh import untrained
-from rankscope.sources.load import is_drawn
-from rankscope.theory.weight_norms import WeightNorms
+from rankscope.sources import is_drawn, named_network, untrained
+from rankscope.theory import WeightNorms
 
 MOST_RANDOM = 3  # random networks, and networks with remedies, that are kept: those of the page and of two pins
 MOST_REMEDIES = 4  # at a time

@@ -18,7 +18,7 @@ import numpy as np
 from rankscope.figures.powers import Powers
 
 __all__ = [
-    "Axis", "Bars", "Chart", "ColourBar", "Flag", "Formula", "Frame", "Heatmap", "Hover", "Line", "Panel",
+    "Axis", "Bars", "Chart", "ColourBar", "Flag", "Formula", "Frame", "Heatmap", "Hover", "Line", "Numbers", "Panel",
     "Points", "Powers", "Spans", "columns_of", "line_colour", "ordered_colour",
 ]  # fmt: skip
 

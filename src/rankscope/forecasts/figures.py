@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
+from rankscope import figures as fig
 
 PANELS = {
     "tokens: what tells them apart": {

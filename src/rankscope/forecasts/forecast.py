@@ -27,17 +27,15 @@ from rankscope.forecasts.live_passes import LossOfBatch
 from rankscope.forecasts.plan import Plan, SavedPlan, adapted_to_task, point_of, with_architecture
 from rankscope.forecasts.predictor import NEAREST_SCHEMA, Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
-from rankscope.lab import Initialisation, Recipe
-from rankscope.lab.tasks import UNLABELLED, Task
-from rankscope.lab.tasks import task as task_of
+from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
+from rankscope.lab import task as task_of
 from rankscope.live.blocks import Blocks
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.modes import CPU, usual_modes
+from rankscope.nets import Architecture, Transformer, usual_modes
+from rankscope.nets.modes import CPU
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 from rankscope.results import Plot, Result, Section, Table
-from rankscope.runs import Manifest, Network
-from rankscope.runs.manifest import begun
+from rankscope.runs import Manifest, Network, begun
 
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved

@@ -23,10 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import Deviation, Scaled, State, finish, without_rule
+from rankscope.deviation import LOWEST, Deviation, PassInputs, Scaled, State, finish, without_rule
 from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
-from rankscope.deviation.propagate import PassInputs
-from rankscope.deviation.scaled import LOWEST, spread
+from rankscope.deviation.scaled import spread
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.forecasts.gradient_profile import GradientProfile, LogReadings
 from rankscope.forecasts.score_gradients import (
@@ -38,10 +37,8 @@ from rankscope.forecasts.score_gradients import (
     uncancelled,
 )
 from rankscope.metrics.log_readings import FARTHEST
-from rankscope.nets import Transformer, shapes
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import Layer, converted, named
+from rankscope.nets import Block, Layer, Plain, Transformer, shapes, traverse
+from rankscope.nets.weights import converted, named
 from rankscope.shapes import Float
 
 KINDS = {

@@ -19,8 +19,7 @@ from rankscope.forecasts.gradients import gradients
 from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
-from rankscope.lab import Model
-from rankscope.lab.tasks import Batch
+from rankscope.lab import Batch, Model
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.shapes import Float

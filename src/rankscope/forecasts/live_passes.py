@@ -25,7 +25,7 @@ from rankscope.live.modules import hooked, submodules
 from rankscope.live.monitor.probe import loss_in
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.padding import arguments_of
-from rankscope.sources.checkpoint import first_line
+from rankscope.sources import first_line
 
 LossOfBatch = Callable[[Any, Any], Tensor]  # Takes what the model returns and the batch, and gives one number
 ALIKE = 1e-3  # By how much `N dloss/dz` may differ from that of a cross-entropy

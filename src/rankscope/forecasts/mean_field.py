@@ -36,14 +36,19 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.mlp import ACTIVATIONS
-from rankscope.nets.norms import norm_of
-from rankscope.nets.order import Half
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import Latent, Linear
+from rankscope.nets import (
+    ACTIVATIONS,
+    Architecture,
+    Block,
+    Half,
+    Linear,
+    PassSettings,
+    Plain,
+    Transformer,
+    norm_of,
+    traverse,
+)
+from rankscope.nets.weights import Latent
 from rankscope.shapes import Float
 
 Covariance = Float[Tensor, "batch token token"]

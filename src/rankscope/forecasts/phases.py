@@ -36,14 +36,9 @@ import numpy as np
 import torch
 
 from rankscope.forecasts.mean_field import expansion, gain_of, mean_square, products, refuse, refuse_parts
-from rankscope.nets import Transformer
-from rankscope.nets.masks import matrix
-from rankscope.nets.mlp import ACTIVATIONS
-from rankscope.nets.norms import norm_of
-from rankscope.nets.order import Half
+from rankscope.nets import ACTIVATIONS, Arithmetic, Block, Half, Linear, Transformer, norm_of, traverse
+from rankscope.nets import mask_matrix as matrix
 from rankscope.nets.positions import rotary_tables
-from rankscope.nets.traversal import Arithmetic, Block, traverse
-from rankscope.nets.weights import Linear
 
 RANK, ENTROPY, NEITHER = "rank collapse", "entropy collapse", "neither"
 

@@ -8,10 +8,10 @@ import torch
 
 from rankscope.errors import ArchitectureError, RankscopeError
 from rankscope.forecasts.readings import architecture_numbers, readings
-from rankscope.lab import Initialisation, Model, Recipe, Training
-from rankscope.lab.tasks import Task
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.masks import Mask, MaskLike, matrix
+from rankscope.lab import Initialisation, Model, Recipe, Task, Training
+from rankscope.nets import Architecture, Mask, Transformer
+from rankscope.nets import mask_matrix as matrix
+from rankscope.nets.masks import MaskLike
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 

@@ -45,8 +45,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankscope.lab import Model, Recipe, Task
-from rankscope.lab.tasks import Batch
+from rankscope.lab import Batch, Model, Recipe, Task
 from rankscope.lab.tasks.task import UNLABELLED
 from rankscope.nets import Architecture
 from rankscope.profiles import measure

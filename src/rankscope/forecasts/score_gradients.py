@@ -21,15 +21,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation import Scaled, State
-from rankscope.deviation.attention import DeviationPattern, Values
-from rankscope.deviation.scaled import LOWEST, spread
+from rankscope.deviation import LOWEST, DeviationPattern, Scaled, State
+from rankscope.deviation.attention import Values
+from rankscope.deviation.scaled import spread
 from rankscope.deviation.scores import StateHeads
-from rankscope.nets import Architecture
+from rankscope.nets import Architecture, AttentionWeights, Block
 from rankscope.nets.parts import pieces
 from rankscope.nets.positions import rotate
-from rankscope.nets.traversal import Block
-from rankscope.nets.weights import AttentionWeights
 from rankscope.remedies.shaping import PatternShaping
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from rankscope.lab.tasks import Batch
-from rankscope.nets.dropout import Dropout
+from rankscope.nets import Dropout
 
 
 class SingleLearner:

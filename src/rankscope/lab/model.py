@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.lab.module import Trainable
-from rankscope.nets import Transformer
-from rankscope.nets.dropout import Dropout
+from rankscope.nets import Dropout, Transformer
 from rankscope.shapes import Bool, Float
 
 

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.attention import AttentionCall, OnAttention
+from rankscope.live import AttentionCall
+from rankscope.live.attention import OnAttention
 from rankscope.live.attention.scores import WrittenScores
-from rankscope.nets import Transformer
-from rankscope.nets.dropout import Dropout, DropoutRules
+from rankscope.nets import Block, Dropout, PassSettings, Plain, Transformer, contributions, traverse
+from rankscope.nets.dropout import DropoutRules
 from rankscope.nets.kernels import scores
-from rankscope.nets.pass_settings import Memory, PassSettings, Seen, unpadded
-from rankscope.nets.plain import Plain, contributions
+from rankscope.nets.pass_settings import Memory, Seen, unpadded
 from rankscope.nets.tensors import built
-from rankscope.nets.traversal import Block, traverse
 from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]

@@ -27,9 +27,9 @@ from rankscope.lab.recipe import Initialisation, Recipe
 from rankscope.lab.sigma_reparam import reparametrise
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.task import STEPS
-from rankscope.live.monitor import AlarmSource, Monitor
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.dropout import Dropout
+from rankscope.live import Monitor
+from rankscope.live.monitor import AlarmSource
+from rankscope.nets import Architecture, Dropout, Transformer
 from rankscope.remedies import Remedy
 
 MONITOR_METRICS = ("relative_mu", "mu", "entropy", "first_token_mass", "head_mu")

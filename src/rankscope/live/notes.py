@@ -12,8 +12,7 @@ from torch import nn
 
 from rankscope.live.plan import WatchPlan
 from rankscope.live.recorder import WatchTotals
-from rankscope.metrics.metric import ROUNDING
-from rankscope.metrics.tokens import unit_of
+from rankscope.metrics import ROUNDING, unit_of
 
 
 def describe_model(model: nn.Module) -> dict[str, Any]:

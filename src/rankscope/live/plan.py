@@ -23,7 +23,7 @@ from rankscope.live.padding import is_decoder, is_decoder_name
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.metrics.residuals import from_norms
-from rankscope.nets.padding import padding_from
+from rankscope.nets import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
 # Names of parameters that are tokens beside those of the input.

@@ -54,7 +54,7 @@ from rankscope.live.routing import RoutingReadings, routing_in
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.live.tensor_parallel import refuse_context_parallel, token_counts
 from rankscope.metrics import Metric, Reading
-from rankscope.profiles.readings import Readings
+from rankscope.profiles import Readings
 
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"

@@ -19,7 +19,7 @@ from rankscope.errors import WatchError
 from rankscope.live.isolation import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TokenBatch
-from rankscope.profiles.readings import Readings, read_tensor
+from rankscope.profiles import Readings, read_tensor
 
 
 def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -26,8 +26,7 @@ from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan
 from rankscope.live.recorder import CACHED, Recorder
 from rankscope.live.without import Removal
-from rankscope.profiles import Profile
-from rankscope.profiles.readings import ReadingRow, Readings, readings_table
+from rankscope.profiles import Profile, ReadingRow, Readings, readings_table
 from rankscope.runs import manifest_of
 
 AS_GIVEN = "as given"  # the variant of a model that nobody named

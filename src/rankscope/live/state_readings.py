@@ -23,9 +23,8 @@ from rankscope.live.blocks import describe_inner_stacks
 from rankscope.live.isolation import float64_device, isolated, to_float64_device
 from rankscope.live.modules import submodules
 from rankscope.live.plan import WatchPlan
-from rankscope.metrics import Metric, Reading
-from rankscope.metrics.tokens import Tokens, unit_of, valid_tokens
-from rankscope.profiles.readings import Readings, read_tensor
+from rankscope.metrics import Metric, Reading, Tokens, unit_of, valid_tokens
+from rankscope.profiles import Readings, read_tensor
 from rankscope.shapes import Float
 
 TOGETHER = 2**24  # entries of states that wait on an accelerator, which is done with a layer by the next

@@ -1,27 +1,34 @@
 """Networks: a frozen description, one readable reference transformer, and its variants."""
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.devices import check_device
+from rankscope.nets.devices import check_device, free_memory
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.graphs import MaskGraph, graph, matrix_graph
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import Mask
 from rankscope.nets.masks import matrix as mask_matrix
 from rankscope.nets.mlp import ACTIVATIONS, Experts
+from rankscope.nets.modes import usual_modes
 from rankscope.nets.norms import Norm, NormWeights, norm_of
-from rankscope.nets.order import active_heads
+from rankscope.nets.order import Branch, Half, active_heads
 from rankscope.nets.origin import Encoded, Inputs, Origin
+from rankscope.nets.padding import TokenOrder, padding_from
 from rankscope.nets.parts import Part
-from rankscope.nets.plain import affine
+from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.plain import Plain, Tokens, affine, contributions
 from rankscope.nets.steps import ForwardPass, Step
+from rankscope.nets.streaming import AttentionRequest
 from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
+from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.nets.variants import DEFINED, PUBLISHED
-from rankscope.nets.weights import Layer, Linear, MLPWeights
+from rankscope.nets.weights import AttentionWeights, Layer, Linear, MLPWeights, StreamedLayers, release
 
 __all__ = [
-    "ACTIVATIONS", "Architecture", "DEFINED", "Dropout", "Encoded", "Experts", "ForwardPass", "Inputs", "Kernel",
-    "Layer", "Linear", "MLPWeights", "Mask", "MaskGraph", "Norm", "NormWeights", "Origin", "PUBLISHED", "Part", "Step",
-    "Transformer", "active_heads", "affine", "check_device", "graph", "mask_matrix", "matrix_graph", "norm_of",
-    "shapes", "training_states",
+    "ACTIVATIONS", "Architecture", "Arithmetic", "AttentionRequest", "AttentionWeights", "Block", "Branch", "DEFINED",
+    "Dropout", "Encoded", "Experts", "ForwardPass", "Half", "Inputs", "Kernel", "Layer", "Linear", "MLPWeights", "Mask",
+    "MaskGraph", "Norm", "NormWeights", "Origin", "PUBLISHED", "Part", "PassSettings", "Plain", "Step",
+    "StreamedLayers", "TokenOrder", "Tokens", "Transformer", "active_heads", "affine", "check_device", "contributions",
+    "free_memory", "graph", "mask_matrix", "matrix_graph", "norm_of", "padding_from", "release", "shapes",
+    "training_states", "traverse", "usual_modes",
 ]  # fmt: skip

@@ -25,8 +25,7 @@ from rankscope.nets.checks import TUPLES, among, check_types, problems, raise_fi
 from rankscope.nets.fields import BIASES, ArchitectureFields
 from rankscope.nets.masks import Mask, mask_spec
 from rankscope.nets.mlp import Experts
-from rankscope.remedies.base import NamedRemedy
-from rankscope.remedies.catalogue import remedy
+from rankscope.remedies import NamedRemedy, remedy
 
 FOLLOWING = {
     "head_width": ("width", "heads"),
@@ -88,7 +87,7 @@ class Architecture(ArchitectureFields):
 
     def _repr_html_(self) -> str:
         """For notebooks: the fields that are not at their usual value."""
-        from rankscope.results.card import card  # with what a notebook has
+        from rankscope.results import card
 
         rows = [[name.replace("_", " "), str(value)] for name, value in self.unusual().items()]
         return card("Architecture", None, ("field", ""), rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics.tokens import valid_tokens
+from rankscope.metrics import valid_tokens
 from rankscope.nets.architecture import Architecture
 from rankscope.shapes import Bool, Float, Int, Shaped
 

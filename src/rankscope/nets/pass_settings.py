@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MaskError, TokensError
-from rankscope.metrics.tokens import valid_tokens
+from rankscope.metrics import valid_tokens
 from rankscope.nets import masks
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.positions import rotary_tables, score_bias, sinusoids, table_rows

@@ -29,8 +29,8 @@ from rankscope.nets.tensors import assemble, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
 from rankscope.nets.variants import HeadChoice, chosen_layers, keeps_part, named_changes, with_changes, with_layers
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
-from rankscope.remedies.base import Remedy
-from rankscope.remedies.catalogue import remedy as named_remedy
+from rankscope.remedies import Remedy
+from rankscope.remedies import remedy as named_remedy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,7 +58,7 @@ class Transformer:
 
     def _repr_html_(self) -> str:
         """For notebooks: what it is, and the fields of its architecture that are not at their usual value."""
-        from rankscope.results.card import card  # with what a notebook has
+        from rankscope.results import card
 
         described = {} if self.origin is None else self.origin.described()
         rows = [[str(name).replace("_", " "), str(value)] for name, value in described.items()][:2]

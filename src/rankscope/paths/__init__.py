@@ -19,10 +19,11 @@ from rankscope.paths.lengths import ByLength, by_length
 from rankscope.paths.polynomials import length_terms
 from rankscope.paths.positions import ByPosition
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, path_terms
+from rankscope.paths.views import carried
 
 __all__ = [
     "ByLength", "ByPosition", "Decomposition", "Frozen", "FrozenLayer", "FrozenNorm", "Heaviest", "OwnAttention",
-    "Path", "PathRules", "PathStep", "PathTerm", "Ways", "all_paths", "by_length", "counts_along", "decompose",
-    "freeze", "frozen_pass", "length_of", "length_terms", "path_counts", "path_shares", "path_terms", "paths_along",
-    "rate", "require_linear", "sampled_paths",
+    "Path", "PathRules", "PathStep", "PathTerm", "Ways", "all_paths", "by_length", "carried", "counts_along",
+    "decompose", "freeze", "frozen_pass", "length_of", "length_terms", "path_counts", "path_shares", "path_terms",
+    "paths_along", "rate", "require_linear", "sampled_paths",
 ]  # fmt: skip

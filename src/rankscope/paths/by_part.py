@@ -14,13 +14,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError
-from rankscope.metrics import dobrushin
-from rankscope.metrics.catalogue import metric
-from rankscope.metrics.residuals import mu, residual
-from rankscope.metrics.token_norms import frobenius_norm
+from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual
 from rankscope.metrics.tokens import tokens
-from rankscope.nets.order import Half
-from rankscope.nets.traversal import Block
+from rankscope.nets import Block, Half
 from rankscope.paths.frozen import Frozen, FrozenLayer
 from rankscope.paths.lengths import cosine
 from rankscope.paths.lengths import share as share_of

@@ -11,14 +11,11 @@ import math
 import polars as pl
 import torch
 
-from rankscope.deviation import Scaled, State, applies, propagate
-from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.propagate import DeviationStep
+from rankscope.deviation import DeviationPattern, DeviationStep, Scaled, State, applies, propagate
 from rankscope.deviation.readings import read
 from rankscope.metrics import Reading, metric
 from rankscope.metrics.tokens import tokens
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Layer
+from rankscope.nets import Architecture, Layer
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.terms import FrozenRules, PathRules, Terms

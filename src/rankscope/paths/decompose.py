@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankscope.errors import PathError, one_of
 from rankscope.extras import counted
-from rankscope.nets.modes import usual_modes
+from rankscope.nets import usual_modes
 from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
 from rankscope.paths.collapse import path_residuals
@@ -32,7 +32,7 @@ from rankscope.paths.views import counted_paths
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest, manifest_of
 from rankscope.shapes import Float
-from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
 MOST_ENUMERATED = 10**6  # the most paths that are computed one by one
 

@@ -22,17 +22,26 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.mlp import ACTIVATIONS
-from rankscope.nets.norms import NormWeights, norm_of
-from rankscope.nets.padding import TokenOrder
+from rankscope.nets import (
+    ACTIVATIONS,
+    Architecture,
+    Block,
+    NormWeights,
+    PassSettings,
+    Plain,
+    TokenOrder,
+    Tokens,
+    Transformer,
+    affine,
+    norm_of,
+    release,
+    shapes,
+    traverse,
+)
 from rankscope.nets.parts import pieces
-from rankscope.nets.pass_settings import PassSettings, Seen
-from rankscope.nets.plain import HeadOutputs, Heads, Plain, Square, Tokens, affine
-from rankscope.nets.tensors import shapes
-from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import ExpertWeights, named, release
+from rankscope.nets.pass_settings import Seen
+from rankscope.nets.plain import HeadOutputs, Heads, Square
+from rankscope.nets.weights import ExpertWeights, named
 from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 

@@ -25,12 +25,8 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.metrics.residuals import mu
-from rankscope.metrics.token_norms import frobenius_norm
-from rankscope.metrics.tokens import unit_of
-from rankscope.nets.order import Half
-from rankscope.nets.parts import Part
-from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.metrics import frobenius_norm, mu, unit_of
+from rankscope.nets import Arithmetic, Block, Half, Part, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from rankscope.errors import ClosureError
 from rankscope.extras import counted
-from rankscope.metrics.catalogue import metric
-from rankscope.metrics.token_norms import frobenius_norm
-from rankscope.metrics.tokens import Values, tokens, unit_of
-from rankscope.nets.plain import Tokens
+from rankscope.metrics import Values, frobenius_norm, metric, unit_of
+from rankscope.metrics.tokens import tokens
+from rankscope.nets import Tokens
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.polynomials import Coefficients, length_counts, length_terms
 from rankscope.paths.sections import lengths_overview, lengths_section

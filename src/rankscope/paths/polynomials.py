@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.nets.order import Half
-from rankscope.nets.parts import Part
-from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.nets import Arithmetic, Block, Half, Part, traverse
 from rankscope.paths.frozen import Frozen, with_bias
 from rankscope.paths.terms import FrozenRules, Terms
 from rankscope.shapes import Float

@@ -24,11 +24,8 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError
-from rankscope.metrics.token_norms import frobenius_norm
-from rankscope.nets.order import Half
-from rankscope.nets.plain import Tokens
-from rankscope.nets.traversal import Block
-from rankscope.nets.weights import release
+from rankscope.metrics import frobenius_norm
+from rankscope.nets import Block, Half, Tokens, release
 from rankscope.paths.frozen import Frozen, Parts
 from rankscope.paths.lengths import require_closure
 from rankscope.paths.polynomials import length_terms

@@ -18,11 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.nets.order import Branch, Half
-from rankscope.nets.parts import Part
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain, Square, Tokens
-from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.nets import Arithmetic, Block, Branch, Half, Part, PassSettings, Plain, Tokens, traverse
+from rankscope.nets.plain import Square
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
 from rankscope.shapes import Float

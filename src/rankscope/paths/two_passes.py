@@ -16,12 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.metrics.token_norms import frobenius_norm
-from rankscope.nets.order import Branch, Half
-from rankscope.nets.plain import Tokens
-from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import release
+from rankscope.metrics import frobenius_norm
+from rankscope.nets import Block, Branch, Half, Tokens, Transformer, release, traverse
 from rankscope.paths.by_part import centred_tokens, uniform
 from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, Parts
 from rankscope.paths.lengths import closure_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.profiles.views import geometric
 
 HEAD = ("norm", "share", "residual_share", "contraction", "averaging", "dobrushin")

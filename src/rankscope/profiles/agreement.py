@@ -20,19 +20,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, State, comparison
-from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation import DeviationPattern, DeviationSecondPass, DeviationStep, State, comparison, must_compute
 from rankscope.deviation.confirm import Confirmation
-from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
-from rankscope.deviation.second_pass import EXAGGERATED, DeviationSecondPass
+from rankscope.deviation.second_pass import EXAGGERATED
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST, UNIT
-from rankscope.nets import Transformer
-from rankscope.nets.plain import contributions
+from rankscope.nets import Transformer, contributions
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 

@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep
-from rankscope.deviation.decisions import at_layer
-from rankscope.deviation.propagate import PassInputs, StartingTensors, block_by_block, restored
+from rankscope.deviation import DeviationSecondPass, DeviationStep, FloatSecondPass, PassInputs, at_layer
+from rankscope.deviation.propagate import StartingTensors, block_by_block, restored
 from rankscope.deviation.replay import can_replay, replay_cache
-from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
+from rankscope.deviation.second_pass import with_second_pass
 from rankscope.deviation.structures import joined
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer

@@ -21,9 +21,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics.tokens import valid_tokens
-from rankscope.nets import Transformer
-from rankscope.nets.padding import padding_from
+from rankscope.metrics import valid_tokens
+from rankscope.nets import Transformer, padding_from
 from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.readers import ShapeReader
 from rankscope.profiles.steps import ResidualShape

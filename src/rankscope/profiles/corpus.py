@@ -20,14 +20,12 @@ from typing import Any
 from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.files import undisturbed
 from rankscope.metrics import MetricsLike, chosen_metrics
-from rankscope.nets import Transformer
-from rankscope.nets.origin import Encoded
+from rankscope.nets import Encoded, Transformer
 from rankscope.profiles.corpus_rows import MOST, NAME, CorpusRows
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import Summary
-from rankscope.runs import Manifest, Store
-from rankscope.runs.key import difference, key_of
+from rankscope.runs import Manifest, Store, difference, key_of
 from rankscope.runs.tables import manifest_in
 
 SAVED_EVERY = 20.0  # seconds between chunks of rows on disk

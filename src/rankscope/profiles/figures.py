@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
-from rankscope.figures.style import LISTED, NUMBER, evenly, in_sequence
-from rankscope.figures.text import power
+from rankscope import figures as fig
+from rankscope.figures import evenly, power
+from rankscope.figures.style import LISTED, NUMBER, in_sequence
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import CurveView, Layers, digits_lost, line_numbers, span
 

@@ -23,15 +23,14 @@ from torch import Tensor
 
 from rankscope.deviation import applies
 from rankscope.metrics import MetricsLike, chosen_metrics
-from rankscope.nets import Transformer
-from rankscope.nets.modes import usual_modes
+from rankscope.nets import Transformer, usual_modes
 from rankscope.profiles.pass_cost import in_words, seconds
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, layer_pass, run_side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.readings import readings_table
 from rankscope.runs import manifest_of
-from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
 DEFAULT_METRICS = ("relative_residual", "residual", "relative_mu", "mu")
 LOG = logging.getLogger("rankscope")

@@ -29,8 +29,7 @@ import torch
 
 from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.errors import TooLargeError
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.devices import free_memory
+from rankscope.nets import Architecture, free_memory
 from rankscope.nets.streaming import size_of_attention
 from rankscope.nets.tensors import layer_shapes
 

@@ -14,20 +14,17 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, applies
+from rankscope.deviation import DeviationStep, FloatSecondPass, PassInputs, applies
 from rankscope.deviation.confirm import confirmations
-from rankscope.deviation.propagate import PassInputs, layers
+from rankscope.deviation.propagate import layers
 from rankscope.deviation.readings import reads_rows
-from rankscope.deviation.second_pass import FloatSecondPass, with_second_pass
+from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.metrics import Of, valid_tokens
 from rankscope.metrics.attention import defect_of_rows
-from rankscope.metrics.metric import Of
-from rankscope.metrics.tokens import valid_tokens
-from rankscope.nets import Transformer
-from rankscope.nets.devices import free_memory
+from rankscope.nets import AttentionRequest, Transformer, free_memory, padding_from
 from rankscope.nets.kernels import kernel_of
-from rankscope.nets.padding import padding_from
-from rankscope.nets.streaming import AttentionRequest, size_of_attention, streamed, streams
+from rankscope.nets.streaming import size_of_attention, streamed, streams
 from rankscope.profiles.captured import captured_steps
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader

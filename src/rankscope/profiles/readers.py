@@ -12,8 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rankscope.metrics import Metric
-from rankscope.metrics.metric import ROUNDING, Of
+from rankscope.metrics import ROUNDING, Metric, Of
 from rankscope.profiles.readings import ReadingRow
 from rankscope.profiles.steps import LayerStep, ResidualShape, sampled_layers
 

@@ -14,10 +14,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics import Metric, Reading
-from rankscope.metrics.metric import Of
-from rankscope.metrics.rows import PatternRows
-from rankscope.metrics.tokens import Tokens, tokens_of
+from rankscope.metrics import Metric, Of, PatternRows, Reading, Tokens, tokens_of
 from rankscope.profiles.profile import NUMBERS, SCHEMA
 
 Readings = list[tuple[Metric, Reading]]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rankscope.figures.style import evenly
-from rankscope.figures.text import power
+from rankscope.figures import evenly, power
 from rankscope.metrics import direction_of, symbol_of
 from rankscope.profiles.figures import arithmetics_chart, curves_chart
 from rankscope.profiles.views import CurveView, zeros_note

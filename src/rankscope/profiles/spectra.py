@@ -13,9 +13,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics.metric import Of
-from rankscope.nets import Transformer
-from rankscope.nets.padding import padding_from
+from rankscope.metrics import Of
+from rankscope.nets import Transformer, padding_from
 from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.steps import LayerStep, sampled_layers
 

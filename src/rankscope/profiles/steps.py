@@ -14,18 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep
-from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation import LOWEST, DeviationPattern, DeviationSecondPass, DeviationStep, FloatSecondPass
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
-from rankscope.deviation.scaled import LOWEST
-from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, SecondPassLayer
-from rankscope.metrics import Metric
-from rankscope.metrics.metric import Of
-from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
-from rankscope.nets import Step, Transformer
-from rankscope.nets.plain import contributions
+from rankscope.deviation.second_pass import SecondPassLayer
+from rankscope.metrics import Metric, Of, Tokens, tokens_of, unit_of
+from rankscope.nets import Step, Transformer, contributions
 from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.agreement import checked, checked_floats, confirmed
 from rankscope.profiles.readings import Readings, in_order, nan_where_broken, read_tensor, read_tokens, row_sum_defect

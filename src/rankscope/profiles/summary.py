@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.profiles.curves import Curves
 from rankscope.profiles.profile import KEYS
 from rankscope.profiles.profile import SCHEMA as RAW

@@ -12,7 +12,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import polars as pl
 
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.metrics import direction_of, is_share
 from rankscope.profiles.views import CurveView, digits_lost, since
 

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rankscope.figures import power
 from rankscope.figures.description import Chart
-from rankscope.figures.text import power
 from rankscope.profiles.figures import curves_chart
 from rankscope.profiles.sections import by_variant
 from rankscope.profiles.views import CurveView

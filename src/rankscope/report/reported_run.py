@@ -32,12 +32,11 @@ from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
 from rankscope.results import Result, results_of
-from rankscope.runs import Manifest, Run, read
-from rankscope.runs.store import document
+from rankscope.runs import Manifest, Run, document, read
 from rankscope.runs.tables import read_parquet
 from rankscope.theory import Certificates
+from rankscope.trainings import TRAINING_TABLE as TRAINING
 from rankscope.trainings import TrainingRun, read_training
-from rankscope.trainings.training import TRAINING_TABLE as TRAINING
 
 LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
 TABLES: dict[str, tuple[str, ...]] = {

@@ -42,8 +42,7 @@ def write_run_directory(
     ...     write_run_directory(measure(net, *net.encode("Call me Ishmael.")), folder, "a tiny BERT").name
     'report.html'
     """
-    from rankscope.figures.drawing import plot
-    from rankscope.figures.matplotlib import save
+    from rankscope.figures import plot, save
 
     if not isinstance(folder, Store):
         with Store(folder) as store:

@@ -91,7 +91,8 @@ def shown_tables(outcome: dict[str, Any]) -> list[Table]:
 
 def data_uri(path: Path, width: int = WIDTH) -> str | None:
     """A PNG as text, no wider than `width`; None where there is none that can be read."""
-    from rankscope.figures.matplotlib import Image, png
+    from rankscope.figures import png
+    from rankscope.figures.matplotlib import Image
 
     try:
         with Image.open(path) as image:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rankscope.extras import installed
 
 if TYPE_CHECKING:
-    from rankscope.figures.matplotlib import Figure
+    from rankscope.figures import Figure
 
 ROWS = 12  # Lines of a table at most; the rest is counted
 LONGEST = 60  # Characters of a cell at most
@@ -137,7 +137,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _images(figure: "Figure", title: str) -> list[str]:
     """The figure, an image for each panel."""
-    from rankscope.figures.matplotlib import SHARPNESS, png, rendered
+    from rankscope.figures import png, rendered
+    from rankscope.figures.matplotlib import SHARPNESS
 
     image = rendered(figure)
     images: list[str] = []

@@ -23,9 +23,8 @@ from rankscope.errors import FileError, RankscopeError
 from rankscope.results.card import card, lines, whole
 from rankscope.results.plain import plain_table, plain_value, table_of
 from rankscope.results.section import Section
-from rankscope.runs import Manifest, Run, Store
+from rankscope.runs import Manifest, Run, Store, document
 from rankscope.runs import read as read_run
-from rankscope.runs.store import document
 from rankscope.runs.tables import read_parquet, write_parquet
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class Result(ABC):
             figsize: Inches of a new figure.
             options: What `charts` takes by name.
         """
-        from rankscope.figures.drawing import plot
+        from rankscope.figures import plot
 
         charts = self.charts(*which, **options)
         if not charts:
@@ -241,7 +240,7 @@ class Result(ABC):
         table = shown.tables[0] if shown.tables else None
 
         def draw() -> "Figure":
-            from rankscope.figures.drawing import plot
+            from rankscope.figures import plot
 
             return plot(*charts)
 

@@ -1,14 +1,16 @@
 """Networks and tokens: `load` a model, `fresh` random weights, excerpts of text, images."""
 
 from rankscope.shipped import held_out_images
-from rankscope.sources.checkpoint import MINILM
+from rankscope.sources.checkpoint import MINILM, first_line
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.fresh import PRESETS, fresh, preset, untrained
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.sources.load import is_drawn, load, named_network
 from rankscope.sources.random_embedding import bundled_excerpts, split, word_tokens
 from rankscope.sources.texts import Excerpts, excerpts
 
 __all__ = [
-    "Excerpts", "FAMILIES", "Family", "MINILM", "PRESETS", "bundled_excerpts", "excerpts", "fresh", "held_out_images",
-    "is_drawn", "load", "named_network", "preset", "split", "untrained", "word_tokens",
+    "Excerpts", "FAMILIES", "Family", "InputsLike", "MINILM", "NetworkLike", "PRESETS", "bundled_excerpts", "excerpts",
+    "first_line", "fresh", "held_out_images", "inputs_of", "is_drawn", "load", "named_network", "preset", "split",
+    "untrained", "word_tokens",
 ]  # fmt: skip

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import SourceError, TooLargeError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes, free_memory
+from rankscope.nets import Architecture, Layer, StreamedLayers, Transformer, check_device, free_memory
+from rankscope.nets.devices import FLOAT64_BYTES, check_dtype, format_bytes
 from rankscope.nets.fields import BIASES
 from rankscope.nets.storage import digests
 from rankscope.nets.tensors import assemble_layer, assemble_stored
-from rankscope.nets.weights import Layer, LayerSource, StreamedLayers
+from rankscope.nets.weights import LayerSource
 from rankscope.sources.checkpoint import (
     Checkpoint,
     CheckpointLocation,

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import SourceError, TokensError
-from rankscope.nets import Transformer
-from rankscope.nets.origin import Encoded
-from rankscope.nets.padding import padding_from
+from rankscope.nets import Encoded, Transformer, padding_from
 from rankscope.sources.load import load
 
 NetworkLike = Transformer | nn.Module  # A network, or a model of transformers in memory, which `load` makes one of

@@ -12,10 +12,12 @@ from rankscope.theory.hypotheses import Hypothesis, outside
 from rankscope.theory.observation import observe
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 from rankscope.theory.transverse import slope, transverse_exponent, transverse_modes
+from rankscope.theory.views import BoundView
 from rankscope.theory.weight_norms import LayerNorms, MLPNorms, WeightNorms
 
 __all__ = [
-    "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis", "LayerNorms", "MLPNorms",
-    "THEOREMS", "Theorem", "WeightNorms", "by_layer", "certify", "collapse_depth", "critical_skip", "log_base",
-    "log_gamma", "logs", "norm_stretch", "observe", "outside", "slope", "transverse_exponent", "transverse_modes",
+    "BoundView", "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis", "LayerNorms",
+    "MLPNorms", "THEOREMS", "Theorem", "WeightNorms", "by_layer", "certify", "collapse_depth", "critical_skip",
+    "log_base", "log_gamma", "logs", "norm_stretch", "observe", "outside", "slope", "transverse_exponent",
+    "transverse_modes",
 ]  # fmt: skip

@@ -10,10 +10,8 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from rankscope.deviation import State
-from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation import DeviationPattern, State, must_compute
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
-from rankscope.deviation.decisions import must_compute
 from rankscope.theory.facts import Number, PerSample
 from rankscope.theory.float64_pass import FollowedStates
 

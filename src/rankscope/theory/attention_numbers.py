@@ -12,21 +12,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, Scaled, State
+from rankscope.deviation import BlockRecord, Scaled, State, can_skip
 from rankscope.deviation.attention import common_heads, deviation_heads
-from rankscope.deviation.decisions import can_skip
 from rankscope.metrics import dobrushin
 from rankscope.metrics.attention import FEW
 from rankscope.metrics.centre import centred
 from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.order import active_heads
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
+from rankscope.nets import Architecture, AttentionWeights, PassSettings, Plain, Transformer, active_heads
 from rankscope.nets.traversal import changed
-from rankscope.nets.weights import AttentionWeights
 from rankscope.shapes import Bool, Float
 from rankscope.theory.device_norms import DeviceNorms
 from rankscope.theory.facts import Centre, LayerNumbers, PerSample

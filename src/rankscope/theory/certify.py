@@ -30,13 +30,12 @@ from torch import Tensor
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.extras import counted
 from rankscope.figures import Chart
-from rankscope.metrics.tokens import valid_tokens
-from rankscope.nets import Architecture
-from rankscope.nets.modes import usual_modes
+from rankscope.metrics import valid_tokens
+from rankscope.nets import Architecture, usual_modes
 from rankscope.profiles.propagation import Progress
 from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
-from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
+from rankscope.sources import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.facts import Centre
 from rankscope.theory.figures import bounds_chart

@@ -28,10 +28,9 @@ from torch import Tensor
 
 from rankscope.deviation import applies, propagate, without_rule
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
-from rankscope.metrics.tokens import valid_tokens
-from rankscope.nets import Transformer
-from rankscope.nets.masks import matrix
-from rankscope.nets.order import active_heads
+from rankscope.metrics import valid_tokens
+from rankscope.nets import Transformer, active_heads
+from rankscope.nets import mask_matrix as matrix
 from rankscope.profiles import measure
 from rankscope.theory.hypotheses import outside
 from rankscope.theory.logs import TEN

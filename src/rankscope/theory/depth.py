@@ -12,7 +12,7 @@ from rankscope.errors import TheoremError
 from rankscope.figures import Chart
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest
-from rankscope.sources.inputs import InputsLike, NetworkLike
+from rankscope.sources import InputsLike, NetworkLike
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certify import Certificates, certify, leading
 from rankscope.theory.figures import depth_chart

@@ -31,7 +31,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from rankscope.deviation.scaled import LOWEST
+from rankscope.deviation import LOWEST
 from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import Hypothesis

@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State
-from rankscope.nets import Architecture, MaskGraph, Transformer
-from rankscope.nets.graphs import matrix_graph
-from rankscope.nets.masks import Mask
+from rankscope.nets import Architecture, Mask, MaskGraph, Transformer, matrix_graph
 from rankscope.shapes import Bool, Float
 from rankscope.theory.logs import log
 from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms

@@ -12,14 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State
-from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation import (
+    BlockRecord,
+    DeviationPattern,
+    HalfRecord,
+    Scaled,
+    State,
+    at_layer,
+    can_skip,
+    must_compute,
+)
 from rankscope.deviation.perturbation import PerturbedPlain
-from rankscope.nets import Transformer
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import Block, traverse
+from rankscope.nets import Block, PassSettings, Plain, Transformer, traverse
 
 RESOLVED = 1e-4  # The share of the tokens' size by which they must differ for float64 to see it
 WITHIN = 300.0  # The largest |log| of the size of tokens that float64 can hold: 1e+-130

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rankscope.deviation import HalfRecord, Scaled, State
+from rankscope.deviation import HalfRecord, Scaled, State, must_compute
 from rankscope.deviation.activations import VALUES
-from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import REACH
-from rankscope.nets import Architecture
-from rankscope.nets.norms import NormWeights, norm_of
-from rankscope.nets.weights import Layer, Linear
+from rankscope.nets import Architecture, Layer, Linear, NormWeights, norm_of
 from rankscope.shapes import Float
 from rankscope.theory.facts import HalfFacts, PerSample
 from rankscope.theory.logs import clipped, log, logs_of, product_of, sized, sum_of

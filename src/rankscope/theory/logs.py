@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, Scaled
+from rankscope.deviation import LOWEST, Scaled
 
 TEN = math.log(10.0)
 

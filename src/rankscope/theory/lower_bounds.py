@@ -50,7 +50,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled
-from rankscope.nets.order import active_heads, order
+from rankscope.nets import active_heads
+from rankscope.nets.order import order
 from rankscope.theory import hypotheses as needs
 from rankscope.theory.factors import branches_recorded, product
 from rankscope.theory.facts import Facts, HalfFacts

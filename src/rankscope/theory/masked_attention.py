@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled
-from rankscope.nets.order import active_heads
+from rankscope.nets import active_heads
 from rankscope.shapes import Float
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, pure_attention

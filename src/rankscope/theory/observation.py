@@ -20,14 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, replay
-from rankscope.deviation.decisions import at_layer
+from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, at_layer, replay
 from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
 from rankscope.deviation.perturbation import is_cached
 from rankscope.deviation.structures import NumberTable, joined_by_form, parts, samples, tensors_of
-from rankscope.nets import Transformer
-from rankscope.nets.order import active_heads, order
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets import PassSettings, Transformer, active_heads
+from rankscope.nets.order import order
 from rankscope.nets.weights import Structure
 from rankscope.shapes import Float
 from rankscope.theory.agreement import Agreement, agreement, pattern_agreement

@@ -29,10 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankscope.deviation import LOWEST
 from rankscope.deviation.norms import normalise
-from rankscope.deviation.scaled import LOWEST
-from rankscope.nets.norms import NormWeights
-from rankscope.nets.order import active_heads
+from rankscope.nets import NormWeights, active_heads
 from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import hypotheses as needs

@@ -6,20 +6,15 @@ Called by `observation.py`, which keeps them as `TokenSizes` (`facts.py`).
 import torch
 from torch import Tensor
 
-from rankscope.deviation import Scaled, State
-from rankscope.deviation.decisions import can_skip
+from rankscope.deviation import LOWEST, DeviationStep, Scaled, State, can_skip
 from rankscope.deviation.norms import normalise
-from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import TokensError
-from rankscope.metrics import metric
-from rankscope.metrics.cosine import max_cosine_gap, min_cosine
+from rankscope.metrics import Tokens, max_cosine_gap, metric, min_cosine, tokens_of, unit_of
 from rankscope.metrics.distances import largest_square_distance
 from rankscope.metrics.log_readings import FARTHEST
 from rankscope.metrics.residuals import NORMS
-from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
-from rankscope.nets.norms import NormWeights
+from rankscope.nets import NormWeights
 from rankscope.theory.facts import Centre, PerSample, TokenSizes
 from rankscope.theory.logs import TEN, log, logs_of, sized
 

@@ -32,15 +32,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankscope.deviation import Deviation
-from rankscope.deviation.scaled import LOWEST, Scaled
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation import LOWEST, Deviation, Scaled, State
+from rankscope.deviation.state import ValidTokens
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.masks import Mask, matrix
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import Layer
+from rankscope.nets import Architecture, Block, Layer, Mask, PassSettings, Transformer, traverse
+from rankscope.nets import mask_matrix as matrix
 from rankscope.shapes import Bool, Complex, Float
 from rankscope.theory.hypotheses import outside
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rankscope.figures.text import label, power
+from rankscope.figures import label, power
 
 EXACT = "exact-factors"  # The theorem whose bound is the measurement itself: no proof of anything else
 RANK = "affine_rank"  # The one quantity that is a count: it has no place on an axis of powers

@@ -21,9 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.order import active_heads
-from rankscope.nets.weights import Layer, Linear, StreamedLayers
+from rankscope.nets import Architecture, Layer, Linear, StreamedLayers, Transformer, active_heads
 from rankscope.shapes import Float
 
 LIPSCHITZ = {

@@ -11,8 +11,9 @@ from rankscope.trainings.run import TrainingRun, read_training
 from rankscope.trainings.signals import read_signals
 from rankscope.trainings.spike_report import SURE, Spikes
 from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
+from rankscope.trainings.training import CERTIFICATES, TRAINING, TRAINING_TABLE, in_stack
 
 __all__ = [
-    "RunComparison", "SURE", "Signal", "Spikes", "TrainingRun", "compare_runs", "find_spikes", "order_of_events",
-    "read_signals", "read_training",
+    "CERTIFICATES", "RunComparison", "SURE", "Signal", "Spikes", "TRAINING", "TRAINING_TABLE", "TrainingRun",
+    "compare_runs", "find_spikes", "in_stack", "order_of_events", "read_signals", "read_training",
 ]  # fmt: skip

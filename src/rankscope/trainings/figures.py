@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
-from rankscope.figures.style import ALARM, LISTED, evenly
+from rankscope import figures as fig
+from rankscope.figures import evenly
+from rankscope.figures.style import ALARM, LISTED
 from rankscope.trainings.step_axis import StepAxis
 from rankscope.trainings.training import NAMES, Grid, TrainingTables, decades, split_stack, title_of
 

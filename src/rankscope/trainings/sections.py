@@ -11,7 +11,7 @@ from rankscope.trainings.spikes import find_spikes
 from rankscope.trainings.training import TrainingTables, title_of
 
 if TYPE_CHECKING:
-    from rankscope.theory.views import BoundView
+    from rankscope.theory import BoundView
 
 MAPS, PANELS, ALARMS = 8, 6, 200  # Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most
 

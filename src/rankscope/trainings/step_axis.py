@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.figures import description as fig
-from rankscope.figures.style import evenly
+from rankscope import figures as fig
+from rankscope.figures import evenly
 
 FEWEST, MOST = 5, 40  # Measurements that may stand side by side
 EARLY = 0.15  # The part of a training in which half of the measurements lie, where they stand side by side

@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import FileError, MetricError, one_of
-from rankscope.runs.manifest import Manifest
-from rankscope.runs.store import MANIFEST, Run, read
+from rankscope.runs import Manifest, Run, read
+from rankscope.runs.store import MANIFEST
 from rankscope.runs.tables import JOURNAL
 
 TRAINING_TABLE, ALARMS_TABLE, CERTIFICATES_TABLE = "training", "alarms", "training_certificates"

@@ -13,7 +13,7 @@ from rankscope.errors import LabError
 from rankscope.lab.model import Interface
 from rankscope.lab.tasks.sort_and_hull import FixedTask, ceiling
 from rankscope.lab.tasks.task import UNLABELLED, Batch
-from rankscope.sources.random_embedding import bundled_excerpts, split
+from rankscope.sources import bundled_excerpts, split
 
 SHORTEST = 16  # Words of a text at least: a shorter one says little about context
 

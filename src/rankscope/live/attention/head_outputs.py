@@ -26,7 +26,7 @@ from rankscope.live.attention.scores import AnyScores
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
-from rankscope.metrics.tokens import unit_of
+from rankscope.metrics import unit_of
 from rankscope.shapes import Float
 
 OTHERS = "watch metrics of tokens or attention"

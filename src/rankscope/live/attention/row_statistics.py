@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankscope.errors import WatchError
 from rankscope.live.attention.scores import AnyScores, AttentionScores
-from rankscope.metrics.row_statistics import RowStatistics
+from rankscope.metrics import RowStatistics
 from rankscope.shapes import Float, Int
 
 HELD = 1 << 22  # Scores that are held at once

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.metrics.row_statistics import RowStatistics
+from rankscope.metrics import RowStatistics
 
 WIDEST = 256  # The widest heads that fit into the registers of a block
 HIDDEN = tl.constexpr(-1e30)  # The score of a key that a query does not see

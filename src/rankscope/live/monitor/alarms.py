@@ -20,7 +20,7 @@ import polars as pl
 
 from rankscope.errors import MonitorError, TrainingWarning, one_of
 from rankscope.live.monitor.measurement import Alarm
-from rankscope.trainings.training import in_stack
+from rankscope.trainings import in_stack
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
 COLUMNS = (

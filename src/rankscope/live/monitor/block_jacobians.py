@@ -44,7 +44,7 @@ from rankscope.live.plan import WatchPlan
 from rankscope.live.processes import gathered
 from rankscope.live.stack_watch import StackWatch
 from rankscope.shapes import Float
-from rankscope.sources.checkpoint import first_line
+from rankscope.sources import first_line
 
 NORM, ALIGNMENT = "jacobian_norm", "jacobian_alignment"
 KEPT, FIRST, LATER = 2, 16, 6

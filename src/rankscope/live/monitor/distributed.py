@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import EMPTY, Key, Sums, merge_sums
 from rankscope.live.processes import gathered, world_size
-from rankscope.sources.checkpoint import first_line
+from rankscope.sources import first_line
 
 
 def is_writer() -> bool:

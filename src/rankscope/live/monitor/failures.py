@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from rankscope.errors import TrainingWarning
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.measurement import Alarm
-from rankscope.sources.checkpoint import first_line
+from rankscope.sources import first_line
 
 UNMEASURED = "not measured"  # the name of alarms about the monitor itself
 

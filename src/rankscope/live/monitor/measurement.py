@@ -17,8 +17,8 @@ from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
-from rankscope.trainings import TrainingRun
-from rankscope.trainings.training import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING
+from rankscope.trainings import CERTIFICATES, TRAINING, TrainingRun
+from rankscope.trainings.training import ALARMS, CERTIFICATES_TABLE
 
 ENTRY = "training"  # the entry of the run folder's manifest
 

@@ -41,8 +41,7 @@ from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.results import card
 from rankscope.runs import manifest_of, read
-from rankscope.trainings import read_training
-from rankscope.trainings.training import in_stack
+from rankscope.trainings import in_stack, read_training
 
 LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
 T = TypeVar("T")

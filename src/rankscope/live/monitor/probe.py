@@ -34,7 +34,7 @@ from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
 from rankscope.live.stack_watch import StackWatch
 from rankscope.live.tensor_parallel import TensorParallel
-from rankscope.sources.checkpoint import first_line
+from rankscope.sources import first_line
 
 GRADIENT_METRIC = "grad_tokens"
 LossFunction = Callable[[Any], Tensor]  # takes what the model returns, and gives a tensor of one number

@@ -32,11 +32,10 @@ from rankscope.live.padding import arguments_of
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
+from rankscope.sources import first_line
 from rankscope.sources.batch_network import network_on_batch
-from rankscope.sources.checkpoint import first_line
-from rankscope.theory import certify
-from rankscope.theory.certify import Certificates
-from rankscope.trainings.training import CERTIFICATES
+from rankscope.theory import Certificates, certify
+from rankscope.trainings import CERTIFICATES
 
 CPU = torch.device("cpu")
 BUDGET = 2e11  # multiplications of one measurement, about a minute of one core

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.profiles.readings import Readings
+from rankscope.profiles import Readings
 from rankscope.shapes import Float
-from rankscope.trainings.training import in_stack
+from rankscope.trainings import in_stack
 
 WIDTH = 7  # numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity
 CPU = torch.device("cpu")  # said, because a person may have called `torch.set_default_device` before this import

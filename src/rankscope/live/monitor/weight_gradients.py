@@ -36,7 +36,7 @@ from rankscope.live import processes
 from rankscope.live.isolation import without_dropout
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.sources.checkpoint import first_line
+from rankscope.sources import first_line
 
 Group = Literal["query_key", "value_output", "mlp"]
 GROUPS: tuple[Group, ...] = get_args(Group)

@@ -4,8 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rankscope.nets import Architecture
-from rankscope.nets.weights import Linear
+from rankscope.nets import Architecture, Linear
 from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.deberta_v2 import DebertaV2
 from rankscope.sources.families.family import Tensors, heads_in, read_block, require

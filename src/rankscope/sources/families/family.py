@@ -29,9 +29,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from rankscope.errors import SourceError
-from rankscope.nets import Architecture
-from rankscope.nets.norms import NormWeights
-from rankscope.nets.weights import Linear
+from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import Convolution, Embedding, ImageEmbedding, TextEmbedding
 
 Tensors = dict[str, Tensor]

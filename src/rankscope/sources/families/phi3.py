@@ -2,8 +2,7 @@
 
 from typing import Any, ClassVar
 
-from rankscope.nets import Architecture
-from rankscope.nets.weights import Linear
+from rankscope.nets import Architecture, Linear
 from rankscope.sources.families.family import Tensors, heads_in, matrix, read_block
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.families.rotary import sliding

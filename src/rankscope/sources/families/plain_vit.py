@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import SourceError
-from rankscope.nets import Architecture
-from rankscope.nets.norms import NormWeights
-from rankscope.nets.weights import Linear
+from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import ImageEmbedding
 from rankscope.sources.families.family import (
     Family,
