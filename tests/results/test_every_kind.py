@@ -185,7 +185,8 @@ def test_folders_of_several_results_and_of_no_kind_are_runs(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["forecast", "by_length", "cut", "comparison"])
 def test_what_stands_beside_the_tables_may_be_damaged(kind: str, made: Callable[[str], Result]) -> None:
     whole = made(kind).to_dict()
-    for details in ({}, [], dict.fromkeys(whole["details"])):
+    damaged: list[Any] = [{}, [], dict.fromkeys(whole["details"])]
+    for details in damaged:
         with raises(FileError, kind):
             type(made(kind)).from_dict({**whole, "details": details})
 
