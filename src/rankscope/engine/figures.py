@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope import figures as fig
 from rankscope.engine.views import Levels, SweepView
+from rankscope.figures import description as fig
 from rankscope.figures import evenly, power
 from rankscope.profiles.figures import metric_title
 from rankscope.trainings.figures import ends

@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 
 PANELS = {
     "tokens: what tells them apart": {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankscope import figures as fig
 from rankscope.errors import MetricError, one_of
+from rankscope.figures import description as fig
 from rankscope.figures import evenly, power
 from rankscope.paths.views import counted_paths, head_means, length_views
 

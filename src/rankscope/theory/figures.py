@@ -8,8 +8,8 @@ import math
 import numpy as np
 import polars as pl
 
-from rankscope import figures as fig
 from rankscope.errors import TheoremError
+from rankscope.figures import description as fig
 from rankscope.figures import power
 from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
 

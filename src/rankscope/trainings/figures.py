@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 from rankscope.figures import evenly
 from rankscope.figures.style import ALARM, LISTED
 from rankscope.trainings.step_axis import StepAxis

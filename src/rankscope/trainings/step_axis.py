@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 from rankscope.figures import evenly
 
 FEWEST, MOST = 5, 40  # Measurements that may stand side by side
