@@ -47,7 +47,7 @@ def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tup
     for name in [*names, "lr"]:
         mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
         assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two measurements of three layers
-        assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0  # type: ignore[operator]
+        assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0
         assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
 
 

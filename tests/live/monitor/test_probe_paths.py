@@ -157,7 +157,7 @@ def test_what_cannot_be_taken_over_is_said_at_once(
 def test_arguments_that_have_no_entry_for_each_sample_stay_whole() -> None:
     """One row of positions stands for all samples, and a switch has no length."""
     sample = 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12)
-    given = {"input_ids": batch(5, 3), "position_ids": torch.arange(TOKENS), "use_cache": False}
+    given: dict[str, Any] = {"input_ids": batch(5, 3), "position_ids": torch.arange(TOKENS), "use_cache": False}
     paths = ProbePaths(gpt2(), Probe.of(given), every=1, paths_every=1, budget=2.5 * sample)
     kept = paths.batch
     assert torch.equal(kept["input_ids"], given["input_ids"][:2]) and kept["use_cache"] is False
