@@ -1,5 +1,6 @@
 """`rankscope compare` of training runs, on runs whose every number is known."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,13 @@ def test_mistakes_are_sentences(tmp_path: Path, line: str, sentence: str) -> Non
     written(tmp_path / "odd", [1, 3])
     code, out, err = rankscope(*line.split(), cwd=tmp_path)
     assert code == 2 and out == "" and sentence in err and len(err.splitlines()) == 1, err
+
+
+def test_a_ratio_is_that_of_the_second_run_to_the_first_where_it_is_a_number(tmp_path: Path) -> None:
+    """Also of numbers whose product leaves the range of floats; one beyond that range is none."""
+    ends = [(1e200, 3e200), (1e-200, 2e200), (0.0, 1.0), (4.0, 2.0)]
+    for index, name in enumerate("ab"):
+        written(tmp_path / name, [0], values=lambda step, layer, index=index: ends[layer][index])
+    said = printed("compare", "a", "b", cwd=tmp_path)
+    for layer, ratio in enumerate(("3", "–", "–", "0.5")):
+        assert re.search(rf"\n layer {layer} +\S+ +\S+ +{re.escape(ratio)} ", said), said

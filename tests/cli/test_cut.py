@@ -69,6 +69,12 @@ def test_without_a_folder_it_says_what_would_go(gpt: Path) -> None:
     assert printed("cut", "bert-tiny", "--keep", "1", "-q", *FEW).startswith("bert-tiny nothing taken out")
 
 
+def test_by_gradients_it_is_said_of_what_they_are(gpt: Path) -> None:
+    """Of the next token where the model reads from left to right; else of a random direction of the output."""
+    for model, of in ((str(gpt), "next token"), ("bert-tiny", "random direction")):
+        assert answered("cut", model, "--keep", "1", "--by", "gradient", *FEW)["loss"] == of
+
+
 def test_the_same_command_gives_the_same_layers(gpt: Path) -> None:
     line = ("cut", str(gpt), "--keep", "0.5", "--by", "random", "--seed", "3", *FEW)
     assert answered(*line) == answered(*line)

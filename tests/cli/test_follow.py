@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 
 import httpx
 import polars as pl
 import pytest
+from rich.console import Console
 
+from rankscope.cli.follow import shown
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.runs.tables import JOURNAL
+from rankscope.trainings import read_training
 from rankscope.trainings.training import TRAINING
 from tests.cli.running import COMMAND, answered, printed, rankscope
 from tests.made_trainings import SENTENCE, falling, learned, measurement, opened, row, written
@@ -203,3 +207,19 @@ def test_a_page_without_its_extra_says_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, "fastapi", None)
     code, _, err = rankscope("follow", str(tmp_path), "--page")
     assert code == 2 and err.strip().endswith("pip install 'rankscope[explore]'")
+
+
+def test_as_many_layers_are_shown_as_the_window_has_lines_for(tmp_path: Path) -> None:
+    """Alarms take lines of it too, those of which there may be several for each."""
+    for alarms in range(4):
+        run_writer = opened(tmp_path / str(alarms))
+        given = [Alarm(10, 10, f"rule {k}", None, None, "warn", "It fell.") for k in range(alarms)]
+        for step in (0, 10):
+            run_writer.write(measurement(step, layers=60, alarms=given if step else ()))
+        run_writer.close()
+        training = read_training(tmp_path / str(alarms))
+        for height in (30, 36, 42):
+            drawn = Console(width=100, file=StringIO())
+            drawn.print(shown(training, ["relative_residual"], height=height))
+            lines = len(drawn.file.getvalue().splitlines())  # type: ignore[attr-defined]
+            assert height - 4 * alarms - 2 <= lines <= height

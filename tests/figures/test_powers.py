@@ -65,3 +65,10 @@ def test_labels_of_a_very_deep_axis_are_few_and_short() -> None:
     labels = list(map(axis.label, axis.ticks))
     assert 4 <= len(labels) <= 12 and max(map(len, labels)) < len("10^-100000")
     assert "10^-1e6" in labels
+
+
+def test_a_deep_axis_has_labels_up_to_its_ends() -> None:
+    """From the exponent 0 to 100 on one side: 1, 10 and 100, between them 3 times the tens, and 0 itself."""
+    for sign in (1, -1):
+        ticks = Powers([0.0, sign * 100.0]).ticks
+        assert sorted(sign * k for k in ticks if 0 <= sign * k <= 100) == [0.0, 1.0, 10.0, 30.0, 100.0]

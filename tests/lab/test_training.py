@@ -19,6 +19,7 @@ from rankscope.errors import ArchitectureError, LabError, TrainingWarning
 from rankscope.lab import Initialisation, Recipe, Training
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
 from rankscope.lab.training import reads_ahead
+from rankscope.live.monitor.alarms import AlarmRule, Fault
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import Experts
 from rankscope.remedies import REMEDIES
@@ -227,3 +228,31 @@ def test_without_skips_tokens_collapse_and_the_monitor_says_so(tmp_path: Path) -
             Training(task, arch, Recipe(steps=100, batch=8), run=run).finish()
         alarms = read(run).tables["alarms"].filter(rule="tokens collapse")
         assert len(alarms) == (0 if skip else 1)
+
+
+class Late(AlarmRule):
+    """Stops a training at its second look."""
+
+    name, metrics, advice = "late", ("loss",), "Stop."
+
+    def faults(self, rows: Any) -> dict[str, Fault]:
+        return {"late": Fault(None, None, "it is late")}
+
+
+def test_a_training_that_an_alarm_stops_leaves_a_checkpoint_of_its_last_step(tmp_path: Path) -> None:
+    """It is measured at steps 0, 2, 4, ..., and has checkpoints of steps 3, 6, ... else."""
+    first = made(tmp_path, alarms=lambda: [Late(patience=2, action="stop")])
+    with pytest.warns(TrainingWarning):
+        stopped = list(first)
+    assert stopped[-1] < RECIPE.steps and stopped[-1] % RECIPE.checkpoint_every
+    again = made(tmp_path, alarms=lambda: [Late(patience=2, action="stop")])
+    assert again.steps == stopped[-1]
+    same(first, again)
+
+
+def test_a_training_that_ended_between_two_checkpoints_has_ended(tmp_path: Path) -> None:
+    assert RECIPE.steps % RECIPE.checkpoint_every
+    whole = made(tmp_path).finish()
+    again = made(tmp_path)
+    assert again.steps == RECIPE.steps and list(again) == []
+    same(whole, again)

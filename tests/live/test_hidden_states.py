@@ -360,3 +360,19 @@ def test_layouts_by_attention_are_those_that_its_numbers_allow() -> None:
             wanted.add(expected)
             assert layout_in_attention(shape, None) is None
     assert wanted == {"batch first", "token first", "width second", None}
+
+
+def test_a_block_that_returns_fewer_tensors_than_the_one_before() -> None:
+    """The second of two was taken before; of one, of which the next block takes nothing, that one is read."""
+    a, b, c, other = torch.randn(4, 2, 3, 5).unbind()
+    chain = BlockChain()
+    chain.gave(1, [a, b], a.shape)
+    found = chain.took([b])
+    assert found is not None and found[0] == 1 and found[1] is b
+    chain.gave(2, [c], c.shape)
+    assert chain.took([other]) is None
+    cosine = float(torch.cosine_similarity(c.double(), other.double(), dim=-1).mean())
+    assert chain.broken == {2: pytest.approx(cosine)} and chain.linked == 1 and chain.unsure == []
+    chain.gave(3, [a, b], a.shape)
+    last = chain.ended()
+    assert last is not None and last[1] is b

@@ -22,7 +22,7 @@ import rankscope
 from rankscope.errors import FileError, MissingExtraError
 from rankscope.live.monitor import Measurement
 from rankscope.live.monitor.monitor import Writer
-from rankscope.live.writers import JSONLines, MLflow, TensorBoard, Trackio, WandB, scalars
+from rankscope.live.writers import JSONLines, MLflow, TensorBoard, Trackio, WandB, scalar_name, scalars
 from tests.live.loops import tasks
 from tests.live.measurements import NAMES, SENTENCE, measurement, value
 from tests.raising import raises
@@ -39,6 +39,19 @@ def written(writer: Any, steps: tuple[int, ...] = STEPS) -> None:
 
 def test_numbers_have_names_that_group_and_nulls_have_none() -> None:
     assert scalars(measurement(10)) == {name: value(name, 10) for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("metric", "layer", "head", "name"),
+    [
+        ("paths_2", None, None, "paths/length_02"), ("paths_12", None, None, "paths/length_12"),
+        ("paths_bias", None, None, "monitor/paths_bias"), ("2", None, None, "monitor/2"),
+        ("loss", None, None, "monitor/loss"), ("paths_2", 3, None, "paths_2/layer_03"),
+        ("entropy", 11, 4, "entropy/layer_11/head_04"),
+    ],
+)  # fmt: skip
+def test_a_number_is_named_by_its_metric_and_place(metric: str, layer: int | None, head: int | None, name: str) -> None:
+    assert scalar_name(metric, layer, head) == name
 
 
 def test_the_number_of_a_layer_is_the_mean_over_its_heads() -> None:

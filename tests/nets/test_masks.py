@@ -90,3 +90,11 @@ def test_rows_of_a_mask_are_those_of_its_matrix(mask: str) -> None:
     for start in range(9):
         for stop in range(start + 1, 10):
             assert rows(mask, 9, start, stop).equal(whole[start:stop])
+
+
+@pytest.mark.parametrize("spec", ["matrix:3:f", "matrix:3:ffff", "matrix:x:3ff", "matrix:-3:3ff", "matrix:3:zz"])
+def test_a_matrix_of_other_than_n_times_n_bits_is_refused(spec: str) -> None:
+    """Also where its n is the number of tokens; 3ff is nine ones after the first, which keeps leading zeros."""
+    assert bool(matrix("matrix:3:3ff", 3).all())
+    with raises(MaskError, "mask"):
+        matrix(spec, 3)

@@ -1,5 +1,6 @@
 """What a pass costs in memory and time: what does not fit is refused, and what is counted is what is done."""
 
+import re
 import subprocess
 import sys
 
@@ -142,3 +143,15 @@ def test_it_is_said_in_words() -> None:
     assert [in_words(each) for each in (12.3, 180.0, 3 * 3600.0)] == [
         "about 12 seconds", "about 3 minutes", "about 3 hours",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["rows", "float"])
+def test_as_many_tokens_as_are_named_fit_and_twice_as_many_do_not(kind: str) -> None:
+    free = free_memory(CPU) or pytest.skip("this machine does not say how much memory is free")
+    with raises(TooLargeError, subject="tokens") as caught:
+        check_memory(ARCH, 1, free, 1, kind, CPU, streams=False)
+    (words,) = re.findall(r"([\d,]+) tokens fit", str(caught.value))
+    tokens = int(words.replace(",", ""))
+    check_memory(ARCH, 1, tokens // 2, 1, kind, CPU, streams=False)  # others take and free memory meanwhile
+    with raises(TooLargeError, subject="tokens"):
+        check_memory(ARCH, 1, 2 * tokens, 1, kind, CPU, streams=False)

@@ -125,3 +125,16 @@ def test_nearly_the_same_is_not_because_of_what_keeps_them_from_it() -> None:
     value = pl.when(kept).then(-2.0).otherwise(-4.0)
     said = verdict(Profile(profile.table.with_columns(value.alias("log10")), profile.manifest))
     assert "because" not in said and "and the attention skips keep them from it" in said
+
+
+def test_parts_that_hold_tokens_apart_and_those_that_do_not_are_named_once() -> None:
+    """Attention alone makes them the same, and so with the MLPs put back; with the skips around it they stay apart."""
+    ends = {"transformer": 0.5, "san": 1e-5, "san+skip": 0.4, "san+mlp": 1e-4}
+    profile = profile_of(tuple(ends), "deviation")
+    logs = {name: math.log10(value) for name, value in ends.items()}
+    table = profile.table.with_columns(pl.col("variant").replace_strict(logs).alias("log10"))
+    said = verdict(Profile(table, profile.manifest))
+    assert said.endswith(
+        "; the attention skips (0.4) put back alone hold them apart; "
+        "the MLPs (uniform by layer 0) put back alone do not."
+    )

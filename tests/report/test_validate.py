@@ -17,7 +17,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.reported_run import TABLES as COLUMNS
-from rankscope.report.validate import outcome
+from rankscope.report.validate import measured, outcome
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.tables import METADATA_KEY
 from rankscope.theory import Certificates
@@ -254,3 +254,18 @@ def test_a_study_compares_by_yes_no_or_neither(comparison: Any, fits: bool) -> N
     else:
         with raises(FileError, subject=str(path)):
             outcome(path, found)
+
+
+def test_a_few_rows_at_far_places_are_damage() -> None:
+    """10^6 layers of two samples are more places than are within reason for 24 rows: a curve would fill the memory."""
+    profile = profile_of(("transformer", "san"))
+    rows, path = few(profile.table), Path("profile.parquet")
+    assert sorted(rows["sample"].unique()) == [0, 1] and len(rows) == 24
+    for layer, fits in ((10**5, True), (10**6, False)):
+        far = pl.when(pl.int_range(pl.len()) == 0).then(layer).otherwise("layer").alias("layer")
+        changed = Profile(rows.with_columns(far), profile.manifest)
+        if fits:
+            assert measured(path, changed).table["layer"].max() == layer
+        else:
+            with raises(FileError, subject=str(path)):
+                measured(path, changed)

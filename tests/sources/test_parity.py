@@ -18,6 +18,7 @@ from rankscope.sources import load
 from rankscope.sources.families import FAMILIES, rotary
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.parity import Parity, lifted
+from rankscope.sources.parity_inputs import ParityInputs
 from tests.raising import raises
 from tests.sources.models import model_of
 
@@ -191,3 +192,15 @@ def test_a_usual_name_with_another_function_behind_it() -> None:
             load(made)
     finally:
         AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
+@pytest.mark.parametrize("n", [24, 31, 60])
+def test_samples_are_padded_at_the_end_and_at_the_beginning(n: int) -> None:
+    """7 tokens of the second, 15 of the third; padding has its own id, and positions count the tokens."""
+    made = model(hf.LlamaModel, max_position_embeddings=64)
+    net, family = loaded(made)[0], FAMILIES["llama"]
+    probe = ParityInputs.long(family, made, net.origin.embedding, n)  # type: ignore[union-attr]
+    assert probe.padding is not None and probe.tokens == n
+    rows = [[False] * n, [False] * (n - 7) + [True] * 7, [True] * 15 + [False] * (n - 15)]
+    assert probe.padding.tolist() == rows
+    assert torch.equal(probe.inputs == 0, probe.padding)

@@ -336,7 +336,13 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
                            (tmp_path / "gone.csv", "nothing is")):  # fmt: skip
         with pytest.raises(FileError, match=sentence):
             read_signals([path])
-    with pytest.raises(FileError, match="give --loss"):
-        split_loss(read_signals([tmp_path / "lossless.csv"]))
+    for name, came in (
+        (None, "numbers, a; got none of the usual names: give --loss"),
+        ("b", "numbers, a; got b: give"),
+    ):
+        with pytest.raises(FileError, match=came):
+            split_loss(read_signals([tmp_path / "lossless.csv"]), name)
+    with pytest.raises(FileError, match="numbers, none; got"):
+        split_loss([])
     with pytest.raises(FileError, match="one source"):
         read_signals([tmp_path / "lossless.csv"] * 2)

@@ -9,7 +9,7 @@ import polars as pl
 from rankscope.errors import FileError, MetricError
 from rankscope.runs import Store
 from rankscope.trainings import read_training
-from rankscope.trainings.training import decades, stamp
+from rankscope.trainings.training import decades, path_name, stamp
 from tests.made_trainings import ALARM, falling, learned, measurement, opened, row, written
 from tests.raising import raises
 
@@ -84,3 +84,19 @@ def test_a_folder_without_a_training_or_with_a_damaged_one_is_refused(tmp_path: 
 def test_decades_are_those_of_positive_values() -> None:
     assert decades(np.array([0.0, 1e-3, 10.0, np.nan, np.inf])) == 4
     assert decades(np.array([-1.0, 1e-9, 1.0])) == decades(np.array([0.0])) == 0
+
+
+def test_numbers_of_the_run_begin_with_the_loss_and_the_learning_rate(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.write(measurement(0, more=[row(0, None, name, 0.5) for name in ("accuracy", "zloss", "beta")]))
+    writer.close()
+    first, second, *others = read_training(tmp_path).scalars
+    assert (first, second, sorted(others)) == ("loss", "lr", ["accuracy", "beta", "zloss"])
+
+
+def test_paths_are_named_by_what_they_are_of() -> None:
+    named = {
+        ("paths_2", None): "length 2", ("paths_share", 3): "length 3", ("paths_residual_share", 3):
+        "residual share, length 3", ("paths_bias", None): "bias", ("paths_no_bias", None): "no bias",
+    }  # fmt: skip
+    assert {key: path_name(*key) for key in named} == named

@@ -382,7 +382,7 @@ def _of_module(
         came = f"got a {type(subject).__name__}: leave inputs out"
         raise ArchitectureError(f"inputs are for a torch module; {came}", subject="subject")
     for name, (given, default) in inapplicable.items():
-        if given is not default and given != default:
+        if given != default:
             sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
             raise LabError(sentence, subject=name)
     device = torch.get_default_device()

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import FileError, MonitorError
+from rankscope.live.monitor.alarm_rules import GradientSize
 from rankscope.live.monitor.distributed import full_tensor, is_sharded
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.writers import JSONLines
@@ -333,3 +334,21 @@ def test_a_model_of_which_no_process_has_all_weights_is_known(kind: str, tmp_pat
         finally:
             dist.destroy_process_group()
     assert is_sharded(model) == (kind != "plain")
+
+
+@pytest.mark.parametrize(
+    ("given", "measured"),
+    [({}, True), ({"probe": tokens(99)}, False), ({"probe": tokens(99), "loss": lambda Y: Y.square().mean()}, True)],
+    ids=["training batches", "a probe", "a probe with a loss"],
+)
+def test_a_rule_on_gradients_that_are_not_measured_is_noted(
+    given: dict[str, Any], measured: bool, tmp_path: Path
+) -> None:
+    """Gradients at tokens are those of training batches, or of a probe with a loss."""
+    model = encoder()
+    with Monitor(model, "mu", 1, run=tmp_path, alarms=[GradientSize()], **given) as monitor:
+        noted = [note for note in monitor.notes if "which is not measured" in note]
+        assert len(noted) == (0 if measured else 1), monitor.notes
+        loss_of(model, tokens(1)).backward()
+        monitor.step()
+    assert ("grad_tokens" in {*table(tmp_path)["metric"]}) == measured

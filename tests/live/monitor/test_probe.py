@@ -6,12 +6,16 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope
 from rankscope import Monitor, watch
 from rankscope.errors import FileError, MetricError, MonitorError, RankscopeError, WatchError
+from rankscope.live.monitor.probe import join_gradients
+from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.tensor_parallel import TensorParallel
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.live.monitor.training import TOKENS, batch, gpt2, probe, probed, train
 from tests.live.monitor.training import loss_of as loss_of_logits
@@ -349,3 +353,21 @@ def test_tokens_are_found_among_what_the_first_block_takes(samples: tuple[int, .
     loss.pow(3).sum().backward()
     sizes = [state.grad.reshape(*samples or (1,), -1).norm(dim=1).sum().item() for state in net.states]
     assert found == pytest.approx(sizes, rel=1e-9)
+
+
+def test_gradients_of_tokens_that_processes_share_are_joined_and_nothing_else_is(tmp_path: Path) -> None:
+    """In a group of one process, each norm is its own."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        values, together = MetricValues(), TensorParallel(dist.group.WORLD, {}, keeps_copies=False)
+        floor = torch.full((2,), 0.25)
+        values.add(1, "grad_tokens", torch.tensor([3.0, 4.0]), floor)
+        values.add(1, "mu", torch.tensor([-1.0, 2.0]), floor)
+        for tokens_of_each, of_gradients in ((None, 0.25), ([6], 0.0)):
+            together.tokens = tokens_of_each
+            join_gradients(values, together)
+            (gradient,), (mu,) = values.parts[1, "grad_tokens", False], values.parts[1, "mu", False]
+            assert gradient[0].tolist() == [3.0, 4.0] and gradient[1].tolist() == [of_gradients] * 2
+            assert mu[0].tolist() == [-1.0, 2.0] and torch.equal(mu[1], floor)
+    finally:
+        dist.destroy_process_group()

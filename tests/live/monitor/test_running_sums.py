@@ -44,3 +44,10 @@ def test_values_of_a_stage_have_the_numbers_of_the_whole_network() -> None:
     assert {layer: float(row[1]) for layer, row in numbered.items()} == {None: 1.0, 4: 11.0, 5: 12.0}
     kept = [[layer for layer, *_ in list(stage.keys())] for stage in (values.of_stage(0), values.of_stage(3, [5]))]
     assert kept == [[None, 0, 1, 2], [None, 5]]
+
+
+def test_every_number_of_a_column_is_of_its_finite_values() -> None:
+    """Those of 1, 2 and 6: a mean of 3, 4 + 1 + 9 about it, floors of 0.25, 0.5 and 0.75 with a mean of 0.5."""
+    value = torch.tensor([[1.0], [torch.nan], [2.0], [6.0]], dtype=torch.float64)
+    floor = torch.tensor([[0.25], [9.0], [0.5], [0.75]], dtype=torch.float64)
+    assert sums_over_samples(value, floor).tolist() == [[3.0, 3.0, 14.0, 1.0, 6.0, 0.5, 1.0]]

@@ -244,6 +244,26 @@ class Twice(GPT):
 
 
 def test_a_block_that_is_several_layers_is_refused() -> None:
-    for parts in ({"layers": [1]}, {"heads": {1: [0]}}):
+    for parts in ({"layers": [1]}, {"layers": [3]}, {"heads": {1: [0]}}, {"heads": {3: [0]}}):
         with raises(WatchError, "layers"):
             without(Twice(), **parts)
+
+
+def test_a_norm_that_gives_another_shape_or_more_than_a_tensor_is_refused() -> None:
+    class Last(nn.LayerNorm):
+        """Gives the last token alone."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input)[:, -1:]
+
+    class Both(nn.LayerNorm):
+        """Gives what it takes as well."""
+
+        def forward(self, input: Tensor) -> Any:
+            return super().forward(input), input
+
+    for kind in (Last, Both):
+        model = random_gpt()
+        model.transformer["h"][1].ln_1 = kind(16).double()  # type: ignore[index]
+        with raises(WatchError, "norms"):
+            without(model, norms="transformer.h.1.ln_1")
