@@ -28,7 +28,7 @@ def families(remedies: Iterable[str]) -> dict[str, list[str]]:
     members: dict[str, list[str]] = {}
     for remedy in remedies:
         name = remedy.partition(":")[0]
-        family = REMEDIES[name].family if name in REMEDIES else "more"
+        family = REMEDIES.shipped[name].family if name in REMEDIES.shipped else "more"
         if remedy != NONE:
             members.setdefault(family, []).append(remedy)
     return members

@@ -75,7 +75,7 @@ def rows(tables: RemedyMeasurements) -> pl.DataFrame:
     """One a remedy, numbers and sentences, for files and for whoever goes on with it."""
     every, known = [], tables.laws
     for remedy in tables.remedies:
-        kind, note = REMEDIES.get(remedy.partition(":")[0]), note_of(remedy)
+        kind, note = REMEDIES.shipped.get(remedy.partition(":")[0]), note_of(remedy)
         lost, reason = taken_out(tables.theorems, remedy)
         row: dict[str, Any] = {
             "remedy": remedy,

@@ -38,7 +38,7 @@ TEXTS = StudyTexts("remedies", "study")
 class RemedyOptions:
     """What is to be in the table of remedies."""
 
-    remedies: tuple[str, ...] = tuple(REMEDIES)  # As `--remedy` has them
+    remedies: tuple[str, ...] = tuple(REMEDIES.shipped)  # As `--remedy` has them
     model: str = "minilm"  # The model that they are put on
     seeds: int = 3
     train: bool = False
@@ -61,7 +61,7 @@ class RemedyOptions:
     @property
     def trained(self) -> tuple[str, ...]:
         """Remedies that are trained; with all of them the parametrisation too that only training shows."""
-        return (NONE, *self.remedies, *((SIGMA,) if set(REMEDIES) <= set(self.remedies) else ()))
+        return (NONE, *self.remedies, *((SIGMA,) if set(REMEDIES.shipped) <= set(self.remedies) else ()))
 
 
 class RemedyJob(NamedTuple):

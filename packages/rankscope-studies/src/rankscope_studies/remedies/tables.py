@@ -134,7 +134,7 @@ def theory_table(tables: RemedyMeasurements) -> PageTable:
     rows = []
     held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
     for remedy in tables.remedies:
-        theory, kind = note_of(remedy), REMEDIES.get(remedy.partition(":")[0])
+        theory, kind = note_of(remedy), REMEDIES.shipped.get(remedy.partition(":")[0])
         lost, reason = taken_out(tables.theorems, remedy)
         names = f"all {len(held)}" if len(lost) == len(held) else ", ".join(lost)
         known = NOTHING if theory is None else f"{theory.sentence} ({theory.source})"

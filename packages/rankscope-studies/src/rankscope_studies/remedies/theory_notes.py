@@ -48,7 +48,7 @@ def note_of(remedy: str) -> TheoryNote | None:
     """What theory says of none, or of a remedy as `contranorm:s=0.1` has it, whatever its numbers; None of a
     remedy that is not built in."""
     name = remedy.partition(":")[0]
-    return NONE_NOTE if name == NONE else REMEDIES[name].theory if name in REMEDIES else None
+    return NONE_NOTE if name == NONE else REMEDIES.shipped[name].theory if name in REMEDIES.shipped else None
 
 
 def refusals(remedy: str) -> pl.DataFrame:

@@ -30,7 +30,7 @@ from rankscope.workers import run_pieces, threads_set
 from rankscope_studies.study import Setup, StudyTexts
 from rankscope_studies.trial import NONE, SCHEMA, SETTINGS, SIGMA, Trial, TrialSizes
 
-EVERY = (NONE, *REMEDIES, SIGMA)
+EVERY = (NONE, *REMEDIES.shipped, SIGMA)
 
 
 @dataclass(frozen=True)
