@@ -165,8 +165,8 @@ def test_covariances_under_featscale_are_those_of_the_linear_map_of_each_channel
     for index, block in enumerate(net.blocks):
         s, t = (net.state()[f"layers.{index}.parts.featscale.{each}"].tolist() for each in "st")
         assert len({*s, *t}) == 8
-        K = mask_matrix(mask, 5).double()
-        K, I = K / K.sum(-1, keepdim=True), torch.eye(5, dtype=torch.float64)
-        maps = [I + a * K + b * (I - K) for a, b in zip(s, t, strict=True)]
+        sees = mask_matrix(mask, 5).double()
+        K, eye = sees / sees.sum(-1, keepdim=True), torch.eye(5, dtype=torch.float64)
+        maps = [eye + a * K + b * (eye - K) for a, b in zip(s, t, strict=True)]
         expected = sum(M @ C @ M.mT for M in maps) / 4
         torch.testing.assert_close(part.mean_field(C[None], block, rules, None)[0], expected, rtol=1e-12, atol=1e-12)
