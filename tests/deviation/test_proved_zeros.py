@@ -52,6 +52,22 @@ def test_a_token_below_the_range_and_a_norm_without_eps(fields: Any, confirm: bo
     assert not table.filter(table["layer"] == 0)["below_floor"].any()
 
 
+@pytest.mark.parametrize(("size", "marked"), [(1.0, False), (1e100, False), (1e130, True), (1e170, True)])
+def test_a_token_below_the_range_matters_where_eps_of_the_norm_leaves_something_of_it(
+    size: float, marked: bool
+) -> None:
+    """Rounded to zero beside tokens of 1e130 it may be of 1e-140 times their size: a norm with an eps of 1e-5 makes
+    3e-8 of 1e-10. Beside tokens of 1e100 that is 3e-38, nothing. An MLP with biases hides the zero from later looks."""
+    net, X = sharp_beside_zero(9000.0, norm_place="post")
+    arch = Architecture(**{**vars(net.arch), "norm_eps": 1e-5, "mlp": "plain", "mlp_width": 4, "mlp_skip": 0.0})
+    tensors = awake(arch, 3, size=0.3).state() | {n: x for n, x in net.state().items() if ".attention." in n}
+    for name in ("query", "key"):  # scores are the same at any size
+        tensors[f"layers.0.attention.{name}.weight"] = tensors[f"layers.0.attention.{name}.weight"] / size
+    table = measure(Transformer.from_weights(arch, tensors), size * X, metrics=METRICS).table
+    below = table.filter(table["layer"] == 1)["below_floor"]
+    assert below.all() if marked else not below.any()
+
+
 def test_within_the_range_the_same_token_is_read() -> None:
     net, X = sharp_beside_zero(50.0, norm_place="post")
     profile = measure(net, X, metrics=METRICS)

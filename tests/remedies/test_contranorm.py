@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rankscope.deviation import propagate, rounded
+from rankscope.forecasts.mean_field import MeanField
 from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.streaming import streams
 from tests.builders import normal, thinned
@@ -150,3 +151,22 @@ def test_rows_of_contranorm_sum_to_one() -> None:
     X = normal(1, 1, 4).expand(1, 5, 4)
     net = small(norm_place="post", norm="none", mlp="none", attention_skip=1.0)
     torch.testing.assert_close(net.with_remedy("contranorm", s=0.5).run(X).output, net.run(X).output)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_covariances_under_featscale_are_those_of_the_linear_map_of_each_channel(mask: str) -> None:
+    """Of channel k, `(I + s_k K + t_k (I - K)) C (...)^T`, K the average over what each token sees; their mean."""
+    net = stirred(small(norm_place="post", mask=mask).with_remedy("featscale"))
+    X, valid, _ = net.prepared(normal(1, 5, 4, seed=7), None)
+    rules = MeanField(net, net.settings(X, valid), 1, torch.Generator().manual_seed(0))
+    half = normal(5, 5, seed=3)
+    C = half @ half.mT
+    part: Any = net.arch.parts[0]
+    for index, block in enumerate(net.blocks):
+        s, t = (net.state()[f"layers.{index}.parts.featscale.{each}"].tolist() for each in "st")
+        assert len({*s, *t}) == 8
+        sees = mask_matrix(mask, 5).double()
+        K, eye = sees / sees.sum(-1, keepdim=True), torch.eye(5, dtype=torch.float64)
+        maps = [eye + a * K + b * (eye - K) for a, b in zip(s, t, strict=True)]
+        expected = sum(M @ C @ M.mT for M in maps) / 4
+        torch.testing.assert_close(part.mean_field(C[None], block, rules, None)[0], expected, rtol=1e-12, atol=1e-12)
