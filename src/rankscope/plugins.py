@@ -75,10 +75,10 @@ def loaded(value: str) -> Any:
     3.141592653589793
     """
     module, _, names = value.partition(":")
-    found: Any = import_module(module.strip())
+    target: Any = import_module(module.strip())
     for name in filter(None, names.strip().split(".")):
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 @cache
@@ -93,8 +93,8 @@ def entry_points() -> tuple[EntryPoint, ...]:
         package, _, version = path.parent.name.removesuffix(".dist-info").partition("-")
         files.setdefault(package.replace("_", "-").lower(), (version, path))  # the first counts, as it does for imports
     version = files.pop(OWN, ("", None))[0]
-    own = (EntryPoint(group, OWN, value, OWN, version) for group, value in SHIPPED.items())
-    return (*own, *(entry for package in sorted(files) for entry in _declared(package, *files[package])))
+    shipped = (EntryPoint(group, OWN, value, OWN, version) for group, value in SHIPPED.items())
+    return (*shipped, *(entry for package in sorted(files) for entry in _declared(package, *files[package])))
 
 
 def _declared(package: str, version: str, path: Path) -> Iterator[EntryPoint]:
@@ -165,15 +165,15 @@ class Group(Mapping[str, T], Generic[T]):
         given = entry.load()
         given = list(given.values()) if isinstance(given, Mapping) else given
         objects = given if isinstance(given, list | tuple) else [given]
-        for each in objects:
-            if not self._fits(each):
-                came = each.__name__ if isinstance(each, type) else f"a {type(each).__name__}"
+        for part in objects:
+            if not self._fits(part):
+                came = part.__name__ if isinstance(part, type) else f"a {type(part).__name__}"
                 raise PluginError(f"it must name {self.kind}, or a list or table of them; got {came}")
-        return {self._named(each): each for each in objects}
+        return {self._named(part): part for part in objects}
 
     @cached_property
     def shipped(self) -> dict[str, T]:
-        """What rankscope itself ships."""
+        """What rankscope itself ships, by name."""
         return dict(self._read(self._entries()[0]))
 
     def _entries(self) -> list[EntryPoint]:
@@ -182,11 +182,11 @@ class Group(Mapping[str, T], Generic[T]):
     @cached_property
     def states(self) -> list[PluginState]:
         """What came of each entry point of the group, with a warning for each that cannot be used."""
-        own, *others = self._entries()
-        states = [PluginState(own, tuple(self.shipped))]
+        shipped, *added = self._entries()
+        states = [PluginState(shipped, tuple(self.shipped))]
         self._added: dict[str, T] = {}
         self.__dict__["states"] = states  # for a plugin that asks for the group while it is imported
-        for entry in others:
+        for entry in added:
             states.append(self._state(entry))
             if states[-1].trouble:
                 warnings.warn(states[-1].trouble, PluginWarning, stacklevel=2)
@@ -194,7 +194,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @property
     def added(self) -> dict[str, T]:
-        """What plugins add."""
+        """What plugins of other packages add, by name."""
         _ = self.states
         return self._added
 
@@ -207,7 +207,7 @@ class Group(Mapping[str, T], Generic[T]):
             lines = str(error).strip().splitlines() or [""]
             return PluginState(entry, (), entry.left_out(f"it does not load, {type(error).__name__}: {lines[0]}"))
         taken = [name for name in objects if name in self.shipped or name in self._added]
-        new = {name: each for name, each in objects.items() if name not in taken}
+        new = {name: part for name, part in objects.items() if name not in taken}
         self._added |= new
         why = f"what it calls {', '.join(taken)} must have a name of its own, and that is taken"
         return PluginState(entry, tuple(new), entry.left_out(why) if taken else "")

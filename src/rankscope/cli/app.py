@@ -60,8 +60,8 @@ class Command(TyperCommand):
         function = self.source.load()
         alone = typer.Typer(add_completion=False)
         alone.command(self.name, help=_unwrapped(function.__doc__))(flattened(function))
-        found = typer.main.get_command(alone)
-        self.params, self.callback, self.help = found.params, found.callback, found.help
+        command = typer.main.get_command(alone)
+        self.params, self.callback, self.help = command.params, command.callback, command.help
         return getattr(self, attribute)
 
 

@@ -40,9 +40,9 @@ class CommandSource:
 
 def _sources_of(entry: EntryPoint) -> dict[str, CommandSource]:
     """The command that an entry point names, or all of a table that says where the function of each name is."""
-    found = _source(entry.value)
-    if found is not None:
-        return {entry.name: found}
+    source = _source(entry.value)
+    if source is not None:
+        return {entry.name: source}
     given = entry.load()
     if callable(given):  # made by a decorator, or imported from elsewhere
         return {entry.name: CommandSource(entry.value, given.__doc__ or "")}

@@ -41,10 +41,12 @@ def class_of(kind: str) -> type[Result]:
     """The class of a kind of result; raises FileError if none of that name is known."""
     if kind not in KINDS:
         raise FileError(one_of("a kind of result", kind, KINDS), subject="kind")
-    found = loaded(KINDS[kind])
-    if not (isinstance(found, type) and issubclass(found, Result)):
-        raise PluginError(f"{KINDS[kind]}, the class of the results called {kind}, must be a Result; got {found!r}")
-    return found
+    kind_class = loaded(KINDS[kind])
+    if not (isinstance(kind_class, type) and issubclass(kind_class, Result)):
+        raise PluginError(
+            f"{KINDS[kind]}, the class of the results called {kind}, must be a Result; got {kind_class!r}"
+        )
+    return kind_class
 
 
 def results_of(run: Run, but: Collection[str] = ()) -> dict[str, Result]:
