@@ -212,7 +212,7 @@ class Group(Mapping[str, T], Generic[T]):
         why = f"what it calls {', '.join(taken)} must have a name of its own, and that is taken"
         return PluginState(entry, tuple(new), entry.left_out(why) if taken else "")
 
-    def failed(self, name: str, error: Exception) -> None:
+    def failed(self, name: str, error: BaseException) -> None:
         """Warn that what a plugin adds under this name failed when it was used; what is shipped raises its error."""
         if name in self.shipped:
             raise error

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from matplotlib import pyplot
@@ -13,11 +14,13 @@ from matplotlib.figure import Figure
 import rankscope
 from rankscope import Architecture, Transformer, certify, decompose, depth, forecast, fresh, measure, sweep
 from rankscope.depths import cut
-from rankscope.errors import FileError
+from rankscope.errors import FileError, PluginWarning
 from rankscope.profiles import measure_corpus
 from rankscope.report import write_report
-from rankscope.results import KINDS, Result, class_of
+from rankscope.results import KINDS, Result, class_of, results_of
 from rankscope.results.card import TEXT_LINES
+from rankscope.runs import Manifest, Store
+from rankscope.runs import read as read_run
 from rankscope.theory import collapse_depth
 from rankscope.trainings import compare_runs, order_of_events, read_training
 from rankscope.trainings.signals import run_signals, split_loss
@@ -197,3 +200,71 @@ def test_what_is_not_whole_is_named(tmp_path: Path) -> None:
     (tmp_path / "depth_norms.parquet").unlink()
     with raises(FileError):
         rankscope.read(tmp_path)
+
+
+def test_a_training_is_not_saved_over_another_that_grew(tmp_path: Path) -> None:
+    first, second = written(tmp_path / "first"), written(tmp_path / "second", range(0, 30, 10))
+    with raises(FileError, subject="training"):
+        read_training(second).save(first)
+    assert len(read_training(first).steps) == 6
+    copied = read_training(second).save(tmp_path / "third")
+    assert rankscope.read(copied).equals(read_training(second))
+
+
+def test_optional_tables_and_notes_come_and_go(tmp_path: Path) -> None:
+    training = read_training(written(tmp_path / "run"))
+    content = training.to_dict()
+    content["tables"] = {"training": content["tables"]["training"]}
+    assert type(training).from_dict(content).table.equals(training.table)
+    noted = replace(_spikes(tmp_path / "spiking"), notes=("of one run",))  # type: ignore[type-var]
+    assert rankscope.read(noted.save(tmp_path / "spikes")).notes == ("of one run",)
+
+
+def test_a_kind_of_a_plugin_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose module is gone, and one that cannot say what it shows."""
+    profile = measure(fresh("bert-tiny"), ["Call me Ishmael."])
+    with Store(tmp_path / "run") as store:
+        profile.write(store)
+        for kind in ("gone", "mute"):
+            store.write(kind, profile.manifest, {kind: profile.table}, kind=kind)
+    added = {"gone": "no_such_package.parts:Gone", "mute": f"{__name__}:Mute"}
+    monkeypatch.setitem(KINDS.__dict__, "states", [])
+    monkeypatch.setattr(KINDS, "_added", added, raising=False)
+    run = read_run(tmp_path / "run")
+    with pytest.warns(PluginWarning, match="called gone, does not load"):
+        assert set(results_of(run)) == {"profile", "mute"}
+    with (
+        pytest.warns(PluginWarning, match="called gone, does not load"),
+        pytest.warns(PluginWarning, match="called mute, of a plugin, are left out: KeyError"),
+    ):
+        page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "How uniform the tokens become" in page
+
+
+@dataclass(frozen=True)
+class Mute(Result):
+    """A result of a stranger that cannot say what it shows."""
+
+    kind = "mute"
+    schemas: ClassVar = {"mute": {}}
+    manifest: Manifest = field(default_factory=Manifest)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def title(self) -> str:
+        return "Mute"
+
+    @classmethod
+    def of_run(cls, run: Any, entry: str) -> "Mute":
+        return cls()
+
+    @classmethod
+    def made_of(cls, tables: Any, manifest: Manifest, details: Any) -> "Mute":
+        return cls(manifest)
+
+    def sections(self) -> list[Any]:
+        raise KeyError("nothing to say")

@@ -44,7 +44,7 @@ def _tried(state: PluginState) -> PluginState:
     for name in state.objects:
         try:
             SOURCES[name].load()
-        except Exception as error:  # whatever a stranger's module does when it is imported
+        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             why = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
             return replace(state, trouble=state.entry.left_out(why))
     return state

@@ -30,7 +30,7 @@ class CommandSource:
         """The function of the command; its module is imported."""
         try:
             return loaded(self.value)
-        except Exception as error:  # whatever a stranger's module does when it is imported
+        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
             missing = isinstance(error, ModuleNotFoundError) and error.name in EXTRAS
             if missing or isinstance(error, RankscopeError) or self.value.startswith(PREFIX):
                 raise

@@ -82,7 +82,7 @@ class Sweep(Result):
         jobs = {job.table for job in JOBS.values()}
         tables = {name: run.table(name) for name in ("sweep", "cells", *sorted(jobs)) if run.has(name)}
         manifest = run.manifests.get(entry, Manifest())
-        return replace(cls.made_of(tables, manifest, {}), run=run.folder)
+        return replace(cls._made(tables, manifest, {}, f"{run.folder} must hold a"), run=run.folder)
 
     @property
     def factors(self) -> list[str]:

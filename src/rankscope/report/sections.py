@@ -1,5 +1,6 @@
 """The sections of a chapter: those of each result that a run holds, and of tables that only a report shows."""
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import polars as pl
@@ -7,6 +8,7 @@ import polars as pl
 from rankscope.depths import DepthCard
 from rankscope.depths.card import TABLES as DEPTH_TABLES
 from rankscope.depths.tables import MARKS
+from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
 from rankscope.paths.sections import heads_section, lengths_section
 from rankscope.plugins import Group
@@ -14,7 +16,7 @@ from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
 from rankscope.profiles.sections import Bounds
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
-from rankscope.results import Plot, Section, sentence
+from rankscope.results import KINDS, Plot, Section, sentence
 from rankscope.theory.figures import proved_shares
 from rankscope.theory.sections import bounds_section
 
@@ -25,7 +27,7 @@ def sections_of(run: ReportedRun) -> list[Section]:
     for name, chapter in CHAPTERS.items():
         try:
             sections += chapter(run)
-        except Exception as error:  # a stranger's chapter takes no other with it
+        except (Exception, SystemExit) as error:  # a stranger's chapter takes no other with it
             CHAPTERS.failed(name, error)
     return sections
 
@@ -40,7 +42,15 @@ def results_sections(run: ReportedRun) -> list[Section]:
             sections.append(section_of(run, run.tables[name]))
     proved = {variant: certificates.proved() for variant, certificates in run.certificates.items()}
     sections += [bounds_section(proved)] if proved else []
-    return [*sections, *(section for result in run.further for section in result.sections())]
+    for result in run.further:
+        try:
+            sections += result.sections()
+        except (Exception, SystemExit) as error:
+            if result.kind in KINDS.shipped:
+                raise
+            sentence = f"sections of results called {result.kind}, of a plugin, are left out"
+            warnings.warn(f"{sentence}: {type(error).__name__}: {error}", PluginWarning, stacklevel=2)
+    return sections
 
 
 def studies_sections(run: ReportedRun) -> list[Section]:

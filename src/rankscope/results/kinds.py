@@ -1,10 +1,11 @@
 """Kinds of results by name, and `read`, which gives back the class that was saved."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import FileError, PluginError, one_of
+from rankscope.errors import FileError, PluginError, PluginWarning, one_of
 from rankscope.plugins import EntryPoint, Group, loaded
 from rankscope.results.result import Result
 from rankscope.runs import Run
@@ -41,7 +42,13 @@ def class_of(kind: str) -> type[Result]:
     """The class of a kind of result; raises FileError if none of that name is known."""
     if kind not in KINDS:
         raise FileError(one_of("a kind of result", kind, KINDS), subject="kind")
-    kind_class = loaded(KINDS[kind])
+    try:
+        kind_class = loaded(KINDS[kind])
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
+        if kind in KINDS.shipped:
+            raise
+        sentence = f"{KINDS[kind]}, the class of the results called {kind}, does not load"
+        raise PluginError(f"{sentence} ({type(error).__name__}: {error}): update its package") from error
     if not (isinstance(kind_class, type) and issubclass(kind_class, Result)):
         raise PluginError(
             f"{KINDS[kind]}, the class of the results called {kind}, must be a Result; got {kind_class!r}"
@@ -53,7 +60,15 @@ def results_of(run: Run, but: Collection[str] = ()) -> dict[str, Result]:
     """Every result in a run folder by the entry that holds it; entries of no kind that is known here are left out, and
     those of kinds in `but`."""
     kinds = {name: entry.kind for name, entry in run.entries.items() if entry.kind in KINDS and entry.kind not in but}
-    return {name: class_of(kind).of_run(run, name) for name, kind in kinds.items()}
+    results: dict[str, Result] = {}
+    for name, kind in kinds.items():
+        try:
+            kind_class = class_of(kind)
+        except PluginError as error:  # a stranger's kind takes no other with it
+            warnings.warn(str(error), PluginWarning, stacklevel=2)
+            continue
+        results[name] = kind_class.of_run(run, name)
+    return results
 
 
 def read(folder: str | Path) -> Any:

@@ -7,7 +7,7 @@ the text of a terminal and the card of a notebook. `rankscope.report` makes a ch
 
     manifest.json    names the kind beside the manifest
     NAME.parquet     a table, for each of `tables`
-    KIND.json        what is no table: the notes, and what `details` gives
+    KIND_details.json  what is no table: the notes, and what `details` gives
 """
 
 from abc import ABC, abstractmethod
@@ -129,8 +129,12 @@ class Result(ABC):
             entry: The command that writes; the kind, if left out.
             also: More tables of the same run.
         """
+        grown = [name for name in self.tables if store.run.chunks(name)]
+        if grown:
+            sentence = f"{store.folder} must be a folder where no other run goes on; its {grown[0]} grew chunk by chunk"
+            raise FileError(f"{sentence}: save the {self.words()} into another folder", subject=self.kind)
         details = {"notes": list(self.notes), **self.details()}
-        documents = {self.kind: plain_value(details)} if any(details.values()) else {}
+        documents = {f"{self.kind}_details": plain_value(details)} if any(details.values()) else {}
         store.write(entry or self.kind, self.manifest, {**self.tables, **(also or {})}, documents, self.kind)
 
     @classmethod
@@ -155,7 +159,7 @@ class Result(ABC):
             raise FileError(f"{sentence}: run it again", subject=missing[0])
         manifest = run.entries[entry].manifest
         tables = {name: cls._fitted(name, run.table(name), manifest, run.folder / name) for name in held}
-        file = f"{cls.kind}.json"
+        file = f"{cls.kind}_details.json"
         listed = file in run.entries[entry].files
         return cls._made(tables, manifest, document(run.path(file)) if listed else {}, f"{run.folder} must hold a")
 

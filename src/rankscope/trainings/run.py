@@ -44,7 +44,8 @@ class TrainingRun(TrainingTables, Result):
     @classmethod
     def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The training of these tables, which are in no folder."""
-        table, alarms, certificates = (tables[name] for name in READ)
+        empty = {name: pl.DataFrame(schema=cls.schemas[name]) for name in cls.optional}
+        table, alarms, certificates = ({**empty, **tables}[name] for name in READ)
         return cls(Path(), manifest, table, alarms, certificates, tuple(details.get("notes", ())))
 
     @property

@@ -91,7 +91,8 @@ class Spikes(Result):
     def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
         """The spikes of these tables."""
         spikes = [Spike(**row) for row in tables["spikes"].iter_rows(named=True)]
-        return cls(float(details["score"]), spikes, tables["spike_events"], int(details["signals"]), manifest)
+        return cls(float(details["score"]), spikes, tables["spike_events"], int(details["signals"]), manifest,
+                   tuple(details.get("notes", ())))  # fmt: skip
 
     @property
     def title(self) -> str:
