@@ -115,7 +115,7 @@ def test_the_sdist_has_what_its_tests_need_and_builds_the_same_wheel(built: tupl
     tree = tmp_path / NAMED
     folders = ("src", "tests", "benchmarks", "docs", "packages")
     single = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile"}
-    single |= {"constraints.txt", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    single |= {"conftest.py", "constraints.txt", "pyproject.toml", "PKG-INFO", ".gitignore"}
     expected = single.union(*(files(ROOT / folder, ROOT) for folder in folders))
     snapshots = {name for name in expected if name.startswith("packages/") and "/checkpoint-" in name}
     assert files(tree, tree) == expected - snapshots

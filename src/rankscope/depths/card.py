@@ -145,7 +145,7 @@ class DepthCard(Result):
         return [[cell(row) for cell in columns.values()] for row in self.layers.iter_rows(named=True)]
 
     def plot(self, *_: Any, **options: Any) -> "Figure":
-        """Losses, shares, cosines by layer and a map of heads; `options` are those of `figures.plot.plot`."""
+        """Losses, shares, cosines by layer and a map of heads; `options` are those of `rankscope.figures.plot`."""
         return printed(self.chart, **options)
 
     def svg(self) -> str:

@@ -4,8 +4,5 @@ from rankscope.report.causes import verdict
 from rankscope.report.page import render, write_report
 from rankscope.report.reported_run import ReportedRun, read_run
 from rankscope.report.run_directory import write_run_directory
-from rankscope.results import Plot, Section, Table
 
-__all__ = [
-    "Plot", "ReportedRun", "Section", "Table", "read_run", "render", "verdict", "write_report", "write_run_directory",
-]  # fmt: skip
+__all__ = ["ReportedRun", "read_run", "render", "verdict", "write_report", "write_run_directory"]

@@ -9,7 +9,7 @@ from rankscope.live.monitor import AlarmRule, Fault
 from rankscope.metrics import Meaning, Metric
 from rankscope.metrics.tokens import tokens
 from rankscope.remedies import NamedRemedy
-from rankscope.report import Section, Table
+from rankscope.results import Section, Table
 from rankscope.sources import FAMILIES
 
 
