@@ -1,8 +1,8 @@
 """A lock on a run folder, so that it has one writer at a time. The system releases it when the process ends.
 
 `Store` takes the lock when it is opened and releases it when it is closed; studies lock single parts of their work in
-the same way (`rankscope_studies.study`). `fcntl` locks the file on Unix, `msvcrt` on Windows; whichever the system has is
-imported when a lock is taken.
+the same way (`rankscope_studies.study`). `fcntl` locks the file on Unix, `msvcrt` on Windows; whichever the system has
+is imported when a lock is taken.
 """
 
 import contextlib
