@@ -5,7 +5,7 @@ and what to do about it; `subject` names the argument, field or file. Two are wa
 monitor says what goes wrong in a training run, and `PluginWarning` names a plugin that is left out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -147,3 +147,36 @@ def one_of(what: str, got: object, known: Iterable[str], close: float = 0.6) -> 
     near = get_close_matches(str(got), names, n=1, cutoff=close)
     expected = f"{what} must be one of {', '.join(names)}"
     return f"got {got!r}, did you mean {near[0]!r}? {expected}" if near else f"{expected}; got {got!r}"
+
+
+def require(condition: object, sentence: str, error: type[RankscopeError], subject: str = "") -> None:
+    """An error that says one sentence, where a condition does not hold.
+
+    What the type checker must know afterwards (`is None`, `isinstance`), and a sentence that costs time or can only
+    be said once the condition failed, stay an `if` with a `raise`: the sentence is put together either way.
+
+    Args:
+        condition: What must be true.
+        sentence: What was expected, what came, what to do.
+        error: The class of the error.
+        subject: The name of the argument, field, file or part that is wrong.
+
+    >>> require(0 >= 1, "batch must be at least 1 sample; got 0", TokensError, "batch")
+    Traceback (most recent call last):
+    rankscope.errors.TokensError: batch must be at least 1 sample; got 0
+    """
+    if not condition:
+        raise error(sentence, subject=subject)
+
+
+def require_one_of(
+    what: str, got: object, known: Collection[object], error: type[RankscopeError], subject: str = ""
+) -> None:
+    """An error that lists the known names, where `got` is none of them; its subject is `what` unless said.
+
+    >>> require_one_of("norm", "batch", ["layer", "rms"], ArchitectureError)
+    Traceback (most recent call last):
+    rankscope.errors.ArchitectureError: norm must be one of layer, rms; got 'batch'
+    """
+    if got not in tuple(known):
+        raise error(one_of(what, got, map(str, known)), subject=subject or what)
