@@ -120,6 +120,12 @@ def test_it_goes_into_strict_json_and_back(kind: str, made: Callable[[str], Resu
     for wrong in ({}, {"manifest": {}, "tables": {"a": 1}, "details": {}}):
         with raises(FileError, kind):
             type(result).from_dict(wrong)
+    name, whole = next(iter(result.tables)), result.to_dict()
+    emptied = {**whole["tables"], name: {"types": {}, "columns": {}}}
+    with raises(FileError, kind):
+        type(result).from_dict({**whole, "kind": "another"})
+    with raises(FileError, name):
+        type(result).from_dict({**whole, "tables": emptied})
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -192,6 +198,26 @@ def test_what_stands_beside_the_tables_may_be_damaged(kind: str, made: Callable[
     for details in damaged:
         with raises(FileError, kind):
             type(made(kind)).from_dict({**whole, "details": details})
+
+
+def test_numbers_of_a_manifest_that_json_does_not_have_come_back() -> None:
+    profile = measure(net(), TEXTS)
+    for closure in (float("inf"), -float("inf")):
+        noted = replace(profile, manifest=profile.manifest.adding(closure=closure))
+        text = json.dumps(noted.to_dict(), allow_nan=False)
+        assert type(noted).from_dict(json.loads(text)).manifest.closure == closure
+
+
+def test_sentences_have_the_article_of_their_class(tmp_path: Path) -> None:
+    file = measure(net(), TEXTS).save(tmp_path / "profile.parquet")
+    with pytest.raises(FileError, match=r"must hold certificates; there is nothing of the kind: save it there"):
+        rankscope.Certificates.read(tmp_path)
+    with pytest.raises(FileError, match=r"must be certificates written by Certificates.save; it is another kind"):
+        rankscope.Certificates.read(file)
+    with pytest.raises(FileError, match=r"must be a run folder, with all tables of a decomposition; it is one file"):
+        rankscope.Decomposition.read(file)
+    with pytest.raises(FileError, match=r"it is a file: its class reads it, as in Profile.read\(file\)"):
+        rankscope.read(file)
 
 
 def test_what_is_not_whole_is_named(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class Result(ABC):
         grown = [name for name in self.tables if store.run.chunks(name)]
         if grown:
             sentence = f"{store.folder} must be a folder where no other run goes on; its {grown[0]} grew chunk by chunk"
-            raise FileError(f"{sentence}: save the {self.words()} into another folder", subject=self.kind)
+            raise FileError(f"{sentence}: save {self.words()} into another folder", subject=self.kind)
         details = {"notes": list(self.notes), **self.details()}
         documents = {f"{self.kind}_details": plain_value(details)} if any(details.values()) else {}
         store.write(entry or self.kind, self.manifest, {**self.tables, **(also or {})}, documents, self.kind)
@@ -147,7 +147,9 @@ class Result(ABC):
         for name, entry in run.entries.items():
             if entry.kind == cls.kind or (not entry.kind and cls._listed(run, name)):
                 return cls.of_run(run, name)
-        raise FileError(f"{path} must hold a {cls.words()}; it has none: save one there", subject=str(path))
+        raise FileError(
+            f"{path} must hold {cls.words()}; there is nothing of the kind: save it there", subject=str(path)
+        )
 
     @classmethod
     def of_run(cls, run: Run, entry: str) -> Self:
@@ -155,23 +157,25 @@ class Result(ABC):
         held = [name for name in cls.schemas if name not in cls.optional or run.has(name)]
         missing = [name for name in held if not run.has(name)]
         if missing:
-            sentence = f"{run.folder} must hold all tables of a {cls.words()}; {missing[0]}.parquet is missing"
+            sentence = f"{run.folder} must hold all tables of {cls.words()}; {missing[0]}.parquet is missing"
             raise FileError(f"{sentence}: run it again", subject=missing[0])
         manifest = run.entries[entry].manifest
         tables = {name: cls._fitted(name, run.table(name), manifest, run.folder / name) for name in held}
         file = f"{cls.kind}_details.json"
         listed = file in run.entries[entry].files
-        return cls._made(tables, manifest, document(run.path(file)) if listed else {}, f"{run.folder} must hold a")
+        return cls._made(tables, manifest, document(run.path(file)) if listed else {}, f"{run.folder} must hold")
 
     @classmethod
     def words(cls) -> str:
-        """The name of the class in words.
+        """One object of the class in words, with its article, if it is not several.
 
         >>> from rankscope.depths import DepthCard
-        >>> DepthCard.words()
-        'depth card'
+        >>> from rankscope.trainings import Spikes
+        >>> DepthCard.words(), Spikes.words()
+        ('a depth card', 'spikes')
         """
-        return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).strip()
+        name = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).strip()
+        return name if name.endswith("s") else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
     def to_dict(self) -> dict[str, Any]:
         """All of the result as JSON knows it: numbers that are none, which JSON does not have, are words."""
@@ -185,15 +189,19 @@ class Result(ABC):
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """What `to_dict` gave, made again."""
-        begin = f"{cls.__name__}.from_dict must be given a"
+        begin = f"{cls.__name__}.from_dict must be given"
         try:
+            if content["kind"] != cls.kind:
+                raise ValueError(f"its kind is {content['kind']!r}")
             manifest = Manifest.from_dict(content["manifest"])
             tables = {name: table_of(rows, cls.schemas.get(name, {})) for name, rows in content["tables"].items()}
             details = content["details"]
         except (*MALFORMED, pl.exceptions.PolarsError) as error:
-            raise FileError(
-                f"{begin} {cls.words()} as to_dict wrote it; it is not ({error!r})", subject=cls.kind
-            ) from error
+            sentence = f"{begin} {cls.words()} as to_dict wrote it; it is not ({error!r})"
+            raise FileError(sentence, subject=cls.kind) from error
+        tables |= {
+            name: cls._fitted(name, tables[name], manifest, begin) for name in tables.keys() & cls.schemas.keys()
+        }
         return cls._made(tables, manifest, details, begin)
 
     @classmethod
@@ -206,8 +214,8 @@ class Result(ABC):
         except RankscopeError:
             raise
         except (*MALFORMED, pl.exceptions.PolarsError) as error:
-            sentence = f"{begin} {cls.words()} as it was saved; it is damaged ({error!r}): run it again"
-            raise FileError(sentence, subject=cls.kind) from error
+            sentence = f"{begin} {cls.words()} as this version saves it; something is missing or damaged ({error!r})"
+            raise FileError(f"{sentence}: run it again", subject=cls.kind) from error
 
     def equals(self, other: object) -> bool:
         """True if the other is of the same class, with the same tables, notes and manifest."""
@@ -257,11 +265,13 @@ class Result(ABC):
 
     @classmethod
     def _of_file(cls, path: Path) -> Self:
-        what = cls.words()
         if not path.is_file():
-            raise FileError(f"a {what} is a Parquet file; there is none at {path}", subject=str(path))
+            raise FileError(f"{path} must be a Parquet file of {cls.words()}; there is none", subject=str(path))
+        name, *others = [name for name in cls.schemas if name not in cls.optional]
+        if others:
+            sentence = f"{path} must be a run folder, with all tables of {cls.words()}; it is one file"
+            raise FileError(sentence, subject=name)
         table, manifest = read_parquet(path, f" written by {cls.__name__}.save")
-        (name,) = [name for name in cls.schemas if name not in cls.optional]
         return cls.made_of({name: cls._fitted(name, table, manifest, path)}, manifest or Manifest(), {})
 
     @classmethod
@@ -271,16 +281,18 @@ class Result(ABC):
         return all(f"{name}.parquet" in files or run.chunks(name) for name in cls.schemas if name not in cls.optional)
 
     @classmethod
-    def _fitted(cls, name: str, table: pl.DataFrame, manifest: Manifest | None, path: Path) -> pl.DataFrame:
-        """The table with columns of later versions; raises FileError if it is another table."""
+    def _fitted(cls, name: str, table: pl.DataFrame, manifest: Manifest | None, place: Path | str) -> pl.DataFrame:
+        """The table with columns of later versions; raises FileError, which begins with the place it is from, if it is
+        another table."""
         schema = cls.schemas[name]
         missing = [column for column in cls.later if column in schema and column not in table.columns]
         if missing and set(table.columns) >= set(schema) - set(missing):
             table = table.with_columns(pl.lit(None, schema[column]).alias(column) for column in missing)
         extra = manifest.more.get("factors", ()) if cls.grows and manifest is not None else ()
         if manifest is None or table.drop(extra, strict=False).schema != pl.Schema(schema):
-            sentence = f"{path} must be a {cls.words()} written by {cls.__name__}.save; it is another kind of table"
-            raise FileError(sentence, subject=str(path))
+            must = f"{place} must be" if isinstance(place, Path) else place
+            sentence = f"{must} {cls.words()} written by {cls.__name__}.save; it is another kind of table"
+            raise FileError(sentence, subject=str(place) if isinstance(place, Path) else name)
         return table
 
 

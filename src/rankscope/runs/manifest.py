@@ -71,6 +71,8 @@ def _typed(name: str, kind: Any, value: Any) -> Any:
         return tuple(_typed(name, get_args(kind)[0], item) for item in value)
     if kind == dict[str, str] and isinstance(value, dict):
         return {key: _typed(f"{name}.{key}", str, item) for key, item in value.items()}
+    if origin is float and value in ("nan", "inf", "-inf"):  # as JSON has them
+        return float(value)
     if origin is tuple or not isinstance(value, float | int if origin is float else origin):
         expected = "list" if origin is tuple else origin.__name__
         raise ValueError(f"{name} must be a {expected}; got {_type_name(value)}")

@@ -180,7 +180,8 @@ def read(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(f"a run is read from its folder; there is none at {folder}", subject=str(folder))
+        what = "a file: its class reads it, as in Profile.read(file)" if folder.is_file() else "not there"
+        raise FileError(f"{folder} must be the folder of a run; it is {what}", subject=str(folder))
     path = folder / MANIFEST
     entries = document(path).get("entries") if path.is_file() else None
     if not isinstance(entries, dict):  # none, or of a version that had one manifest for all
