@@ -1,11 +1,11 @@
-"""Figures of a decomposition: which lengths carry the output, what each head does, single paths.
+"""Figures and sections of a decomposition: which lengths carry the output, what each head does, single paths.
 
 `ByLength`, `Decomposition`, `rankscope paths`, the report and the explorer show what is described here.
 """
 
 import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -14,10 +14,7 @@ from rankscope.errors import MetricError, one_of
 from rankscope.figures import description as fig
 from rankscope.figures import evenly, power
 from rankscope.paths.views import counted_paths, head_means, length_views
-
-if TYPE_CHECKING:
-    pass
-
+from rankscope.results import Plot, Section, Table, sentence
 
 STARTS = {"embedding": ("from the embedding", 0), "bias": ("from biases", 4)}
 """Where paths start, in words, and the number of their colour."""
@@ -165,3 +162,28 @@ def _count(index: int) -> str:
     ('144', '2.3e13')
     """
     return str(index) if index < 10**4 else f"{Decimal(index):.1e}".replace("+", "")
+
+
+HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
+
+
+def lengths_overview(title: str, table: pl.DataFrame, closure: float) -> Section:
+    """A few columns by length, and the figure."""
+    rows = [[view.cells[heading] for heading in HEADINGS] for view in length_views(table)]
+    note = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
+    return Section(title, "", [Plot("lengths", [("", lengths_chart(table))])], [Table("", HEADINGS, rows, note=note)])
+
+
+def lengths_section(table: pl.DataFrame, closure: float | None) -> Section:
+    """Shares and residuals by length, of the table of `ByLength`."""
+    adds = "" if closure is None else sentence("paths", "closure", closure=closure)
+    plot = Plot("lengths", [("", lengths_chart(table))], f"{sentence('paths', 'caption')}{adds}")
+    return Section("Which paths carry the output", sentence("paths", "lead"), [plot], key="paths")
+
+
+def heads_section(table: pl.DataFrame) -> Section:
+    """What each head does, of the table of `Decomposition.by_head`."""
+    names = ("contraction", "averaging", "share", "residual_share")
+    views = [(name.replace("_", " "), heads_chart(table, name)) for name in names]
+    plot = Plot("heads", views, sentence("heads", "caption"))
+    return Section("What each head does", plots=[plot], key="heads")

@@ -10,7 +10,7 @@ from rankscope.depths.card import TABLES as DEPTH_TABLES
 from rankscope.depths.tables import MARKS
 from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
-from rankscope.paths.sections import heads_section, lengths_section
+from rankscope.paths.figures import heads_section, lengths_section
 from rankscope.plugins import Group
 from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
 from rankscope.profiles.sections import Bounds

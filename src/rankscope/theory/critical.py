@@ -32,8 +32,8 @@ from rankscope.metrics import valid_tokens
 from rankscope.nets import Transformer, active_heads
 from rankscope.nets import mask_matrix as matrix
 from rankscope.profiles import measure
-from rankscope.theory.hypotheses import outside
 from rankscope.theory.logs import TEN
+from rankscope.theory.theorem import outside
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
 from rankscope.theory.weight_norms import value_parts
 

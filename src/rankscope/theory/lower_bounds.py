@@ -51,15 +51,13 @@ from torch import Tensor
 
 from rankscope.deviation import Scaled
 from rankscope.nets import active_heads
-from rankscope.nets.order import order
-from rankscope.theory import hypotheses as needs
-from rankscope.theory.factors import branches_recorded, product
+from rankscope.theory import theorem as needs
 from rankscope.theory.facts import Facts, HalfFacts
-from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, minus, plus, sized, times
-from rankscope.theory.sphere import of_one_length, one_length
-from rankscope.theory.theorem import Evaluation, by_layer, refusal, theorem
+from rankscope.theory.theorem import Evaluation, Hypothesis, by_layer, refusal, theorem
+from rankscope.theory.upper_bounds import branches_recorded, product
 from rankscope.theory.weight_norms import lost, of_heads
+from rankscope.theory.wu2024 import of_one_length, one_length
 
 
 def _skips(facts: Facts, factor: Callable[[HalfFacts[float]], float]) -> Evaluation:
@@ -122,11 +120,10 @@ def untouched(facts: Facts) -> Evaluation:
     """mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write"""
     arch, width = facts.arch, facts.arch.width
     weight = math.prod(needs.skips(arch))
-    sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
     fixed = [
         needs.above("|weight| of the skips", weight, 0),
         needs.equal("norms after a skip's sum", needs.normed_sums(arch), 0),
-        needs.equal("norms after a branch", sandwich, 0),
+        needs.equal("norms after a branch", needs.normed_branches(arch), 0),
         *branches_recorded(facts),
     ]
     if refused := refusal(facts, fixed, of_averages=False):

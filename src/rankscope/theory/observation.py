@@ -3,10 +3,10 @@
 Called by `certify.py`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go through
 the network as one batch:
 
-1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `float64_pass.py` does.
+1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `agreement.py` does.
 2. While a block's record is there, its attention is read (`attention_numbers.py`, `agreement.py`).
-3. Its hidden states wait until they are read (`token_sizes.py`, `agreement.py`, `halves.py`): those of several layers
-   as one batch, which spares a GPU kernels.
+3. Its hidden states wait until they are read (`readings.py`, `agreement.py`): those of several layers as one batch,
+   which spares a GPU kernels.
 4. All numbers leave the device together, and become the `Facts` of each sample and copy.
 
 On a GPU steps 1 to 3 are a captured graph (`deviation/replay.py`).
@@ -25,17 +25,20 @@ from rankscope.deviation.dissect import recording_rules, records, starting_state
 from rankscope.deviation.perturbation import is_cached
 from rankscope.deviation.structures import NumberTable, joined_by_form, parts, samples, tensors_of
 from rankscope.nets import PassSettings, Transformer, active_heads
-from rankscope.nets.order import order
 from rankscope.nets.weights import Structure
 from rankscope.shapes import Float
-from rankscope.theory.agreement import Agreement, agreement, pattern_agreement
-from rankscope.theory.attention_numbers import AttentionOfLayer
-from rankscope.theory.device_norms import DeviceNorms, PackedNorms, packed, unpacked
+from rankscope.theory.agreement import (
+    Agreement,
+    Float64Pass,
+    FollowedStates,
+    agreement,
+    float64_records,
+    pattern_agreement,
+)
+from rankscope.theory.attention_numbers import AttentionOfLayer, DeviceNorms, PackedNorms, packed, unpacked
 from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, PerSample, TokenSizes
-from rankscope.theory.float64_pass import Float64Pass, FollowedStates, float64_records
-from rankscope.theory.halves import half_facts
-from rankscope.theory.hypotheses import normed_sums, skips
-from rankscope.theory.token_sizes import token_sizes
+from rankscope.theory.readings import half_facts, token_sizes
+from rankscope.theory.theorem import normed_branches, normed_sums, skips
 from rankscope.theory.weight_norms import WeightNorms
 
 AT_ONCE = {"cpu": 2**22}
@@ -244,19 +247,14 @@ class _Observer:
 
     def _read_blocks(self, layers: Sequence[int], blocks: _WaitingBlock) -> None:
         """Read the blocks of these layers, whose samples follow each other."""
+        arch = self.net.arch
         agree = agreement(blocks.before, blocks.passes, blocks.of_patterns, blocks.by_float64)
         self.agreement += parts(agree, len(layers))
         weights = [self.net.weights.layers[layer] for layer in layers]
         mlp = torch.stack([self.layer_norms[layer].mlp for layer in layers])
-        read = [half_facts(self.net.arch, weights, half, blocks.log_averaging, mlp) for half in blocks.halves]
+        read = [half_facts(arch, weights, half, blocks.log_averaging, mlp) for half in blocks.halves]
         facts, branches = zip(*read, strict=True)
         self.halves += parts(facts, len(layers))
-        if _writes_beside_skips(self.net):
+        # Theorems ask for what branches add beside skips, with no norm after a sum or a branch.
+        if math.prod(skips(arch)) > 0 and not normed_sums(arch) and not normed_branches(arch):
             self.branches += parts(branches, len(layers))
-
-
-def _writes_beside_skips(net: Transformer) -> bool:
-    """True if theorems ask for what branches add: beside skips, with no norm after a sum or a branch."""
-    arch = net.arch
-    after = any(branch.after is not None for half in order(arch) for branch in half.branches)
-    return math.prod(skips(arch)) > 0 and not normed_sums(arch) and not after

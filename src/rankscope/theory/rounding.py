@@ -7,17 +7,16 @@ rounded up where they are taken (`weight_norms.py`).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import cast
 
 from rankscope.nets.kernels import kernel_of
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.observation import Passes
-from rankscope.theory.theorem import Evaluation, Theorem
+from rankscope.theory.theorem import SOFTMAX, Evaluation, Hypothesis, Theorem
 
 COPIES = 2  # Perturbed passes beside the first
 AGREED = 1e-7
@@ -30,27 +29,22 @@ ARITHMETIC = 1e-12  # Outward by this share of the largest log so far: hundreds 
 ROUNDING = "its inputs are rounding"
 
 
-@dataclass(frozen=True)
-class LayerBound:
-    """A theorem at one layer: its bound moved outward, its hypotheses, and the measured value."""
-
-    bound: float  # NaN where a hypothesis is not met
-    hypotheses: list[Hypothesis]
-    measured: float
-    noise: bool  # True if the passes do not agree on the measured value
-
-
-def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> list[LayerBound]:
-    """Evaluate a theorem on the facts of several passes over one sample, at every layer from 1 on.
+def layer_bounds(
+    theorem: Theorem, passes: Passes, marked: Sequence[bool]
+) -> Iterator[tuple[float, list[Hypothesis], float, bool]]:
+    """Evaluate a theorem on the facts of several passes over one sample: of every layer from 1 on (its bound moved
+    outward, NaN where a hypothesis is not met; its hypotheses; the measured value; whether the passes disagree on it).
 
     `marked` says of each layer, from 0 on, whether its tokens are rounding noise (`noisy_layers`).
     """
     copies = passes.facts
     evaluations = [theorem.evaluate(facts) for facts in copies]
     measured = _measured(theorem, passes, evaluations)
-    size, float64_difference, rows = 1.0, 0.0, []
+    size, float64_difference = 1.0, 0.0
     for layer in range(1, copies[0].depth + 1):
-        hypotheses = _hypotheses(evaluations, layer)
+        # Met only where every pass meets them with room for rounding.
+        of_passes = zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True)
+        hypotheses = list(map(_decided, of_passes))
         bounds = [evaluation.bounds[layer - 1] for evaluation in evaluations]
         float64_difference = max(float64_difference, passes.agreement[layer].float64_difference)
         if float64_difference > SEEN:
@@ -63,8 +57,7 @@ def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> li
             bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
             hypotheses += [] if refusal is None else [refusal]
         value, known = measured[layer - 1]
-        rows.append(LayerBound(bound, hypotheses, value, marked[layer] or not known))
-    return rows
+        yield bound, hypotheses, value, marked[layer] or not known
 
 
 def _measured(theorem: Theorem, passes: Passes, evaluations: Sequence[Evaluation]) -> list[tuple[float, bool]]:
@@ -109,12 +102,6 @@ def _alike(logs: Sequence[float], centre: str) -> bool:
         return True
     allowed = (LOOSE if centre == "argmin" else AGREED) * max(1.0, abs(max(logs, key=abs)) / 1e3)
     return bool(max(logs) - min(logs) <= allowed)
-
-
-def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesis]:
-    """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
-    of_passes = zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True)
-    return list(map(_decided, of_passes))
 
 
 @lru_cache(maxsize=1024)

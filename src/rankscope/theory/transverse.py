@@ -38,7 +38,7 @@ from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Block, Layer, Mask, PassSettings, Transformer, traverse
 from rankscope.nets import mask_matrix as matrix
 from rankscope.shapes import Bool, Complex, Float
-from rankscope.theory.hypotheses import outside
+from rankscope.theory.theorem import outside
 
 Modes = Complex[Tensor, " mode"]
 
