@@ -13,7 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import PathError
+from rankscope.errors import PathError, require
 from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Block, Half
@@ -100,8 +100,8 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     Dobrushin's coefficient of P_h, n the number of tokens. Where Z is uniform as far as the arithmetic can see, both
     would be noise: NaN, as is `residual_share` where the output is uniform.
     """
-    if frozen.net.streamed:
-        raise PathError("by_head needs all layers in memory; they are streamed: use by_layer", subject="stream")
+    sentence = "by_head needs all layers in memory; they are streamed: use by_layer"
+    require(not frozen.net.streamed, sentence, PathError, "stream")
     head_terms, inputs_read, output = _with_graph(frozen)
     centred = centred_tokens(frozen.output, frozen.valid)
     shares = []

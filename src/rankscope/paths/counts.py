@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import comb
 
-from rankscope.errors import PathError
+from rankscope.errors import PathError, require
 
 Path = tuple[int | None, ...]
 Ways = tuple[tuple[int | None, ...], ...]  # by layer: the heads that speak, and None where there is a way past them
@@ -23,8 +23,8 @@ def path_counts(layers: int, heads: int) -> list[int]:
     >>> path_counts(layers=12, heads=12)[:3], sum(path_counts(12, 12)) == 13**12
     ([1, 144, 9504], True)
     """
-    if layers < 0 or heads < 0:
-        raise PathError(f"layers and heads must be >= 0; got {layers} and {heads}", subject="layers")
+    sentence = f"layers and heads must be >= 0; got {layers} and {heads}"
+    require(layers >= 0 and heads >= 0, sentence, PathError, "layers")
     return [comb(layers, k) * heads**k for k in range(layers + 1)]
 
 
@@ -59,12 +59,9 @@ def length_of(path: Path) -> int:
 def sampled_paths(ways: Ways, length: int, count: int, seed: int) -> list[Path]:
     """Paths of one length, drawn uniformly without repetition."""
     total = counts_along(ways)[checked_length(length, len(ways))]
-    if not 0 <= count <= total:
-        raise PathError(f"length {length} has {total} paths; asked for {count}", subject="count")
+    require(0 <= count <= total, f"length {length} has {total} paths; asked for {count}", PathError, "count")
     draw = random.Random(seed)
-    chosen: dict[int, None] = {}
-    if total <= 4 * count:
-        chosen = dict.fromkeys(draw.sample(range(total), count))
+    chosen = dict.fromkeys(draw.sample(range(total), count) if total <= 4 * count else ())
     while len(chosen) < count:
         chosen[draw.randrange(total)] = None
     return [path_number(ways, length, index) for index in chosen]
@@ -105,8 +102,8 @@ def _heads(choices: tuple[int | None, ...]) -> list[int]:
 
 def checked_length(length: int, layers: int) -> int:
     """The length itself, if paths of this network can have it."""
-    if type(length) is not int or not 0 <= length <= layers:
-        raise PathError(f"lengths run from 0 to {layers}; got {length!r}", subject="length")
+    known = type(length) is int and 0 <= length <= layers
+    require(known, f"lengths run from 0 to {layers}; got {length!r}", PathError, "length")
     return length
 
 
@@ -115,11 +112,11 @@ def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
     if isinstance(path, str) or not isinstance(path, Iterable):
         raise PathError(f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path")
     path = tuple(path)
-    if len(path) != len(ways):
-        raise PathError(f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path")
+    sentence = f"a path has a head or None for each of {len(ways)} layers; got {path}"
+    require(len(path) == len(ways), sentence, PathError, "path")
     for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
-        if head is not None and not (type(head) is int and 0 <= head < heads):
-            raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")
+        known = head is None or (type(head) is int and 0 <= head < heads)
+        require(known, f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", PathError, "head")
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
             sentence = f"in layer {layer} (0-based) of this network {what}, so there is no path {path}"

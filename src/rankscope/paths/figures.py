@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.errors import MetricError, one_of
+from rankscope.errors import MetricError, require_one_of
 from rankscope.figures import description as fig
 from rankscope.figures import evenly, power
 from rankscope.paths.views import counted_paths, head_means, length_views
@@ -104,8 +104,7 @@ def heads_chart(table: pl.DataFrame, column: str = "contraction") -> fig.Chart:
 
     Shares have signs: blue adds to the output, orange takes away from it.
     """
-    if column not in HEADS:
-        raise MetricError(one_of("column", column, HEADS), subject="column")
+    require_one_of("column", column, HEADS, MetricError)
     means = head_means(table)
     layers, heads = (means[name].unique().sort().to_list() for name in ("layer", "head"))
     rows = {(row["layer"], row["head"]): row for row in means.iter_rows(named=True)}

@@ -9,7 +9,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import ClosureError
+from rankscope.errors import ClosureError, require
 from rankscope.extras import counted
 from rankscope.metrics import Values, frobenius_norm, metric, unit_of
 from rankscope.metrics.tokens import tokens
@@ -153,10 +153,9 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
 def require_closure(closure: float, dtype: torch.dtype) -> float:
     """Return how far parts are from the output, relative to it; an error where that is more than rounding."""
     allowed = unit_of(dtype) ** DIGITS
-    if not closure <= allowed:
-        sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
-        why = "the frozen network overflows, or its terms cancel to nothing; use float64"
-        raise ClosureError(f"{sentence}: {why}", subject="closure")
+    sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
+    why = "the frozen network overflows, or its terms cancel to nothing; use float64"
+    require(closure <= allowed, f"{sentence}: {why}", ClosureError, "closure")
     return closure
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate, without_rule
-from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
+from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, require, require_one_of
 from rankscope.metrics import valid_tokens
 from rankscope.nets import Transformer, active_heads
 from rankscope.nets import mask_matrix as matrix
@@ -131,20 +131,18 @@ class _Crossing:
 
 
 def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, tolerance: float) -> None:
-    if metric not in METRICS:
-        raise MetricError(one_of("metric", metric, METRICS), subject="metric")
-    if not (math.isfinite(high) and 0 <= low < high):
-        raise ArchitectureError(f"0 <= low < high must be finite weights; got {low} and {high}", subject="low")
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ArchitectureError(f"tolerance must be finite and > 0; got {tolerance}", subject="tolerance")
-    if reason := outside(net.arch):
-        message = f"no critical skip is defined with {reason}: measure variants instead"
-        raise ArchitectureError(message, subject="architecture")
-    if not applies(net):
-        message = f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)"
-        raise ArchitectureError(message, subject="architecture")
-    if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
-        raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
+    require_one_of("metric", metric, METRICS, MetricError)
+    sentence = f"0 <= low < high must be finite weights; got {low} and {high}"
+    require(math.isfinite(high) and 0 <= low < high, sentence, ArchitectureError, "low")
+    sentence = f"tolerance must be finite and > 0; got {tolerance}"
+    require(math.isfinite(tolerance) and tolerance > 0, sentence, ArchitectureError, "tolerance")
+    reason, kept = outside(net.arch), net.arch.kept_heads
+    sentence = f"no critical skip is defined with {reason}: measure variants instead"
+    require(not reason, sentence, ArchitectureError, "architecture")
+    sentence = f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)"
+    require(applies(net), sentence, ArchitectureError, "architecture")
+    sentence = "no head is active: keep some with net.variant(heads=...)"
+    require(kept is None or any(kept), sentence, ArchitectureError, "heads")
     if not isinstance(X, Tensor) or not X.is_floating_point():
         got = X.dtype if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
@@ -153,8 +151,8 @@ def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, to
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
     profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
     rate = float(slope(profile.curve(metric, "log10") * TEN).mean())
-    if math.isnan(rate):
-        raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
+    sentence = "every sample must have a real token; one has none: drop it"
+    require(not math.isnan(rate), sentence, TokensError, "padding")
     return rate
 
 
@@ -233,8 +231,8 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
         if not W:
             continue
         if arch.kernel == "uniform":
-            visible = matrix(arch.mask_of(index), tokens)
-            factor = max(_spread_kept(visible[:n, :n].double()) for n in real)
+            visible = matrix(arch.mask_of(index), tokens).double()
+            factor = max(_spread_kept(visible[:n, :n]) for n in real)
             size = factor * _spectral(torch.stack(W).sum(0))
         else:
             size = math.sqrt(max(real) / 2) * sum(map(_spectral, W))

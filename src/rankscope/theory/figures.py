@@ -8,7 +8,7 @@ import math
 import numpy as np
 import polars as pl
 
-from rankscope.errors import TheoremError
+from rankscope.errors import TheoremError, require
 from rankscope.figures import description as fig
 from rankscope.figures import power
 from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
@@ -26,12 +26,10 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
     size, and the bounds of each theorem as far as its hypotheses are met, lower ones dashed; hollow marks
     where a bound is vacuous. `table` is `Certificates.table`."""
     samples = table["sample"].unique().to_list()
-    if sample not in samples:
-        raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}", subject="sample")
+    require(sample in samples, f"sample must lie in 0..{len(samples) - 1}; got {sample}", TheoremError, "sample")
     table = table.filter(sample=sample)
     shown = plotted_quantities(table)
-    if not shown:
-        raise TheoremError("a figure needs a size to draw; ranks alone were certified", subject="theorems")
+    require(shown, "a figure needs a size to draw; ranks alone were certified", TheoremError, "theorems")
     panels, index = [], 0
     for name in shown:
         rows = table.filter(quantity=name)
@@ -43,9 +41,8 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
                 lines.append(_bound(part, theorem, index))
                 index += 1
         lines.append(_line(first, "log10_measured", "measured", "ink", marker="dot", width=2.6))
-        lines.append(
-            _line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4)
-        )  # seen on the former
+        # Seen on the former.
+        lines.append(_line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4))
         logs = np.concatenate([line.y for line in lines])
         depth = int(first["layer"].to_numpy().max(initial=1))
         words = quantity(name)

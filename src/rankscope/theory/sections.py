@@ -11,12 +11,7 @@ from rankscope.theory.views import RANK, BoundView, failed_hypotheses, quantity
 
 def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame, broken: int) -> Section:
     """The theorems whose hypotheses are met from layer 1 on, with the figure of the first sample."""
-    rows = [
-        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
-         view.sign, view.proved, view.slack]
-        for view in bounds
-        if view.met_to
-    ]  # fmt: skip
+    rows = [[*_numbers(view), view.sign, view.proved, view.slack] for view in bounds if view.met_to]
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
     plots = [] if drawable.is_empty() else [Plot("bounds", [("", bounds_chart(table, int(drawable["sample"][0])))])]
     notes = ["A measurement contradicts a theorem: please report this network."] if broken else []
@@ -26,6 +21,11 @@ def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame
     note = "Slack in decades. Figure: the first sample; table: the loosest." if rows else ""
     headings = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
     return Section(title, said, plots, [Table("", headings, rows, note=note)], notes)
+
+
+def _numbers(view: BoundView) -> list[str]:
+    """The theorem, what it is about, where it holds, and what is measured there."""
+    return [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured]
 
 
 def bounds_section(proved: Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]) -> Section:
@@ -46,18 +46,15 @@ def certificate_table(bounds: list[BoundView], table: pl.DataFrame, variant: str
     """A line per theorem that holds somewhere: at which layers, what it says at the last at which it says
     something, next to the measurement. Those that hold nowhere are named beneath."""
     rows = [
-        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
-         f"{view.sign} {view.proved}" if view.state == "says" else view.proved, view.slack]
+        [*_numbers(view), f"{view.sign} {view.proved}" if view.state == "says" else view.proved, view.slack]
         for view in bounds
         if view.met_to
-    ]  # fmt: skip
+    ]
     none = [view.theorem for view in bounds if not view.met_to]
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
-    notes = (
-        ["Vacuous: the theorem holds, but its bound says nothing new (as large as the tokens, or zero)."]
-        if rows
-        else []
-    )
+    notes = []
+    if rows:
+        notes.append("Vacuous: the theorem holds, but its bound says nothing new (as large as the tokens, or zero).")
     if rows and table["sample"].n_unique() > 1:
         notes.append("Numbers are those of the excerpt with the most slack.")
     if none:
