@@ -18,7 +18,7 @@ from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Block, Half
 from rankscope.paths.frozen import Frozen, FrozenLayer
-from rankscope.paths.lengths import cosine
+from rankscope.paths.lengths import cosine, size_of
 from rankscope.paths.lengths import share as share_of
 from rankscope.paths.terms import HeadTerms, Terms, WholeNetwork
 
@@ -106,8 +106,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     centred = centred_tokens(frozen.output, frozen.valid)
     shares = []
     for target in (frozen.output, centred):
-        size = frobenius_norm(target.double()).to(target)
-        size = size.masked_fill(size == 0, torch.inf)[:, None]
+        size = size_of(target)[:, None]
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
     frames = []

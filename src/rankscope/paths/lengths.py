@@ -35,7 +35,7 @@ LENGTHS: dict[str, Any] = {
 TERMS: dict[str, Any] = {"start": pl.String, "length": pl.Int64, "sample": pl.Int64, "token": pl.Int64,
                          "padding": pl.Boolean, "values": pl.List(pl.Float64)}  # fmt: skip
 """The columns of the table of terms; `start` is embedding, bias, or output (of all paths: it has no length)."""
-ABOUT = ("counts", "bias_counts", "closure", "variant")  # the fields of `ByLength` that are no tensors
+COUNTS = ("counts", "bias_counts")  # the fields of `ByLength` that are whole numbers of any size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +79,7 @@ class ByLength(Result):
 
     def details(self) -> dict[str, Any]:
         """How many paths there are of each length, exactly, and the dtype of the terms."""
-        counts = {name: list(map(str, getattr(self, name))) for name in ABOUT[:2]}
+        counts = {name: list(map(str, getattr(self, name))) for name in COUNTS}
         return {**counts, "closure": self.closure, "variant": self.variant, "dtype": str(self.output.dtype)}
 
     @classmethod
@@ -93,7 +93,7 @@ class ByLength(Result):
             for name in ("embedding", "bias", "output")
         }
         padding = torch.tensor(output["padding"].to_list()).view(shape)
-        counts, bias_counts = (list(map(int, details[name])) for name in ABOUT[:2])
+        counts, bias_counts = (list(map(int, details[name])) for name in COUNTS)
         return cls(
             tensors["embedding"], tensors["bias"], counts, bias_counts, tensors["output"][0], padding,
             float(details["closure"]), details["variant"], manifest,
@@ -174,17 +174,22 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
 
 def share(term: Tokens, total: Tokens) -> Values:
     """`<term, total> / <total, total>`: shares of terms that add up to the total add up to one."""
-    size = frobenius_norm(total.double())
+    size = size_of(total.double())
     return (_divided(term, size) * _divided(total, size)).sum((1, 2))
 
 
 def cosine(term: Tokens, total: Tokens) -> Values:
     """`<term, total> / (||term|| ||total||)`; 0 where either is zero."""
-    term, total = (_divided(tensor, frobenius_norm(tensor.double())) for tensor in (term, total))
+    term, total = (_divided(tensor, size_of(tensor.double())) for tensor in (term, total))
     return (term * total).sum((1, 2))
 
 
 def _divided(X: Tokens, size: Values) -> Tokens:
     """X / size before anything is multiplied: products of small numbers would leave the range."""
-    safe = size.masked_fill(size == 0, torch.inf)
-    return X.double() / safe[:, None, None]
+    return X.double() / size[:, None, None]
+
+
+def size_of(X: Tokens) -> Values:
+    """The Frobenius norm of each sample, computed in float64; infinite where it is zero, to divide by."""
+    size = frobenius_norm(X.double()).to(X)
+    return size.masked_fill(size == 0, torch.inf)

@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.metrics import frobenius_norm
 from rankscope.nets import Block, Branch, Half, Tokens, Transformer, release, traverse
 from rankscope.paths.by_part import centred_tokens, uniform
 from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, Parts
-from rankscope.paths.lengths import closure_of
+from rankscope.paths.lengths import closure_of, size_of
 from rankscope.paths.terms import FrozenRules, HeadTerms, Terms
 from rankscope.shapes import Bool, Float
 
@@ -110,8 +109,7 @@ class TwoPasses:
         self.closure = closure_of(ended.end(Terms(self.terms, 1)).sum(0), frozen)
         output, noise = frozen.output, uniform(frozen.output, self.valid)
         targets = [output, centred_tokens(output, self.valid)]
-        sizes = [frobenius_norm(target.double()).to(target) for target in targets]
-        sizes = [size.masked_fill(size == 0, torch.inf) for size in sizes]
+        sizes = [size_of(target) for target in targets]
         with torch.enable_grad():
             Z = torch.zeros_like(X)[None].requires_grad_(True)
             Y = ended.end(Terms(Z))[0]

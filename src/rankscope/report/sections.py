@@ -17,8 +17,7 @@ from rankscope.profiles.sections import Bounds
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
 from rankscope.results import KINDS, Plot, Section, sentence
-from rankscope.theory.figures import proved_shares
-from rankscope.theory.sections import bounds_section
+from rankscope.theory.figures import bounds_section, proved_shares
 
 
 def sections_of(run: ReportedRun) -> list[Section]:

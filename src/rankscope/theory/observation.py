@@ -13,14 +13,14 @@ On a GPU steps 1 to 3 are a captured graph (`deviation/replay.py`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, at_layer, replay
+from rankscope.deviation import HalfRecord, Scaled, State, applies, at_layer, replay
 from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
 from rankscope.deviation.perturbation import is_cached
 from rankscope.deviation.structures import NumberTable, joined_by_form, parts, samples, tensors_of
@@ -198,7 +198,11 @@ class _Observer:
         float64_pass = None
         if self.deviates and self.copies and not net.arch.parts:
             float64_pass = Float64Pass(net, self.inputs.settings)
-        for index, record in enumerate(self._records()):
+        if self.deviates:
+            found = records(net, self.first, recording_rules(net, self.settings, self.copies))
+        else:
+            found = float64_records(net, self.first, self.settings, self.copies)
+        for index, record in enumerate(found):
             if net.streamed:
                 norms = self.norms.of(net, index)
                 self.layer_norms += unpacked(packed([norms], net.device), [len(norms[0].columns)])
@@ -216,12 +220,6 @@ class _Observer:
         by_layer = tuple(self.sizes), tuple(zip(self.numbers, self.halves, strict=True)), tuple(self.agreement)
         table, numbers = NumberTable.of(by_layer, len(self.first.log))
         return Observation(numbers, table, self.first, tuple(self.branches))
-
-    def _records(self) -> Iterator[BlockRecord]:
-        """What each block does."""
-        if self.deviates:
-            return records(self.net, self.first, recording_rules(self.net, self.settings, self.copies))
-        return float64_records(self.net, self.first, self.settings, self.copies)
 
     def _passes(self, structure: Structure) -> tuple[Structure, ...]:
         """The samples alone, then each copy of them."""

@@ -182,12 +182,12 @@ def by_layer(
 
 def averaging(facts: Facts, upto: int) -> list[Hypothesis]:
     """The hypothesis that rows of attention sum to one, to 1e-9, in layers 1..upto."""
-    return [facts.of_pass("averaging", lambda: _averaging(facts))[upto]]
 
+    def compute() -> list[Hypothesis]:
+        defects = [0.0, *accumulate((layer.row_sum_defect for layer in facts.layers), max)]
+        return [at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True) for defect in defects]
 
-def _averaging(facts: Facts) -> list[Hypothesis]:
-    defects = [0.0, *accumulate((layer.row_sum_defect for layer in facts.layers), max)]
-    return [at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True) for defect in defects]
+    return [facts.of_pass("averaging", compute)[upto]]
 
 
 def refusal(facts: Facts, fixed: Sequence[Hypothesis], of_averages: bool = True) -> Evaluation | None:
