@@ -22,13 +22,12 @@ from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
-from rankscope.paths.figures import heads_section, lengths_overview, lengths_section
+from rankscope.paths.figures import counted_paths, heads_section, lengths_overview, lengths_section
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of
 from rankscope.paths.positions import ByPosition, by_position
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
-from rankscope.paths.views import counted_paths
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest, manifest_of
 from rankscope.shapes import Float

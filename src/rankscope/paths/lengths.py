@@ -14,10 +14,9 @@ from rankscope.extras import counted
 from rankscope.metrics import Values, frobenius_norm, metric, unit_of
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Tokens
-from rankscope.paths.figures import lengths_overview, lengths_section
+from rankscope.paths.figures import LengthView, counted_paths, length_views, lengths_overview, lengths_section
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.polynomials import Coefficients, length_counts, length_terms
-from rankscope.paths.views import LengthView, counted_paths, length_views
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest
 from rankscope.shapes import Float

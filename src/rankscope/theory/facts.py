@@ -68,6 +68,18 @@ class HalfFacts(Generic[Number]):
 
 
 @dataclass(frozen=True)
+class Agreement(Generic[Number]):
+    """How far perturbed copies and float64 agree with the pass itself on the tokens after a layer."""
+
+    difference: Number  # Of the copies' tokens, the largest, as `state_distance` has it
+    float64_difference: Number
+    """How far float64's deviation is from this one, as a share of it, where float64 can see."""
+    lost: Number  # Whether a token that was not zero before the layer is too short after it
+    undecided: Number  # Whether a copy disagrees on the order of steep scores
+    elsewhere: Number  # Whether a copy attends to other tokens by steep scores
+
+
+@dataclass(frozen=True)
 class LayerNumbers(Generic[Number]):
     """What a layer did to these tokens; NaN where no theorem about such a network asks: oscillations beside a norm,
     factors of attention and exact ones beside a norm or an MLP."""
@@ -172,3 +184,12 @@ class Facts:
     def inflation(self) -> float:
         """log of kappa: the mean-centred residual is at most `2 (1 - 1/n)` times the smallest."""
         return log(2 * (1 - 1 / self.token_count)) if self.centre == "mean" else 0.0
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The facts of one sample: of the pass itself, then of its perturbed copies; and how far they agree."""
+
+    facts: tuple[Facts, ...]
+    agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
+    memo: dict[str, Any] = field(default_factory=dict)  # Results that depend on these passes alone, by name

@@ -3,9 +3,9 @@
 Called by `certify.py`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go through
 the network as one batch:
 
-1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `agreement.py` does.
-2. While a block's record is there, its attention is read (`attention_numbers.py`, `agreement.py`).
-3. Its hidden states wait until they are read (`readings.py`, `agreement.py`): those of several layers as one batch,
+1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `rounding.py` does.
+2. While a block's record is there, its attention is read (`attention_numbers.py`, `rounding.py`).
+3. Its hidden states wait until they are read (`readings.py`, `rounding.py`): those of several layers as one batch,
    which spares a GPU kernels.
 4. All numbers leave the device together, and become the `Facts` of each sample and copy.
 
@@ -14,7 +14,7 @@ On a GPU steps 1 to 3 are a captured graph (`deviation/replay.py`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,31 +27,25 @@ from rankscope.deviation.structures import NumberTable, joined_by_form, parts, s
 from rankscope.nets import PassSettings, Transformer, active_heads
 from rankscope.nets.weights import Structure
 from rankscope.shapes import Float
-from rankscope.theory.agreement import (
-    Agreement,
-    Float64Pass,
-    FollowedStates,
-    agreement,
-    float64_records,
-    pattern_agreement,
-)
 from rankscope.theory.attention_numbers import AttentionOfLayer, DeviceNorms, PackedNorms, packed, unpacked
-from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, PerSample, TokenSizes
+from rankscope.theory.facts import (
+    Agreement,
+    Centre,
+    Facts,
+    HalfFacts,
+    LayerFacts,
+    LayerNumbers,
+    Passes,
+    PerSample,
+    TokenSizes,
+)
 from rankscope.theory.readings import half_facts, token_sizes
+from rankscope.theory.rounding import Float64Pass, FollowedStates, agreement, float64_records, pattern_agreement
 from rankscope.theory.theorem import normed_branches, normed_sums, skips
 from rankscope.theory.weight_norms import WeightNorms
 
 AT_ONCE = {"cpu": 2**22}
 """Bytes of hidden states that are read in one go, by device: on the CPU what its cache holds, else 2^30."""
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The facts of one sample: of the pass itself, then of its perturbed copies; and how far they agree."""
-
-    facts: tuple[Facts, ...]
-    agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
-    memo: dict[str, Any] = field(default_factory=dict)  # Results that depend on these passes alone, by name
 
 
 def observe(
