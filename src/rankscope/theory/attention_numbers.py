@@ -23,7 +23,7 @@ from rankscope.metrics.centre import centred
 from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens
-from rankscope.nets import PassSettings, Plain, Transformer
+from rankscope.nets import Block, PassSettings, Plain
 from rankscope.nets.traversal import changed
 from rankscope.shapes import Bool, Float
 from rankscope.theory.facts import Centre, LayerNumbers, PerSample
@@ -63,22 +63,15 @@ def unpacked(numbers: PackedNorms, heads: Sequence[int]) -> list[DeviceNorms]:
 
 
 class AttentionOfLayer:
-    """Attention of layer `index` (0-based) of a pass, to take numbers of."""
+    """Attention of one layer of a pass, to take numbers of."""
 
     def __init__(
-        self,
-        net: Transformer,
-        settings: PassSettings,
-        index: int,
-        record: BlockRecord,
-        norms: DeviceNorms,
-        centre: Centre,
+        self, block: Block, settings: PassSettings, record: BlockRecord, norms: DeviceNorms, centre: Centre
     ) -> None:
-        self.arch, self.settings, self.record, self.norms, self.centre = net.arch, settings, record, norms, centre
-        self.block, self.before = net.blocks[index], record.halves[0].before
-        self.active = self.block.active_heads
+        self.block, self.settings, self.record, self.norms, self.centre = block, settings, record, norms, centre
+        self.arch, self.active, self.before = block.arch, block.active_heads, record.halves[0].before
         # True where the mask of the layer lets a token (query) see another (key).
-        self.visible: Bool[Tensor, "#batch 1 token token"] = settings.visible[net.arch.mask_of(index)]
+        self.visible: Bool[Tensor, "#batch 1 token token"] = settings.visible[block.arch.mask_of(block.index)]
 
     @cached_property
     def Delta(self) -> Scaled:
@@ -99,7 +92,10 @@ class AttentionOfLayer:
             oscillation, oscillation_factor = self._oscillation()
         if arch.norm == "none" and arch.mlp == "none":
             exact = self._exact_factor()
-            factor = self._factor() if self.active else torch.full_like(unknown, -torch.inf)
+            factor = torch.full_like(unknown, -torch.inf)
+            if self.active:  # `M_h = (I - 11^T/n) P_h` as measured
+                M = (Delta.value - Delta.value.mean(-2, keepdim=True)).abs()
+                factor = self._over_heads(*(M.sum(axis).amax(-1).log() + Delta.log[:, None] for axis in (-2, -1)))
         # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
         smallest, defect = torch.zeros_like(unknown), torch.zeros_like(unknown)
         if self.active:
@@ -155,11 +151,6 @@ class AttentionOfLayer:
         scores = ref.explicit() / arch.divisor
         seen = self.visible[:, :, 0]  # every row sees the same where this is used
         return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
-
-    def _factor(self) -> PerSample:
-        """The factor of `upper_bounds.py` with `M_h = (I - 11^T/n) P_h` as measured."""
-        M = (self.Delta.value - self.Delta.value.mean(-2, keepdim=True)).abs()
-        return self._over_heads(*(M.sum(axis).amax(-1).log() + self.Delta.log[:, None] for axis in (-2, -1)))
 
     def _over_heads(self, columns: PerHead, rows: PerHead) -> PerSample:
         """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""

@@ -199,8 +199,7 @@ def _theory(
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
     if outcome.weight is None or scores_bounded or rows_alike:
         return outcome
-    common = fmean(at_token.common for at_token in exponents(outcome.weight))
-    if common <= 0:
+    if (common := fmean(at_token.common for at_token in exponents(outcome.weight))) <= 0:
         return outcome
     why = f"no norm keeps tokens from growing ({common:.2g} a layer there), and scores with them"
     return replace(outcome, why=f"{outcome.why}; {why}: the measured crossing may lie elsewhere")
@@ -232,19 +231,15 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
             continue
         if arch.kernel == "uniform":
             visible = matrix(arch.mask_of(index), tokens).double()
-            factor = max(_spread_kept(visible[:n, :n]) for n in real)
+            averages = (M / M.sum(-1, keepdim=True) for M in (visible[:n, :n] for n in real))
+            spreads = (P - P.mean(-1, keepdim=True) for P in averages)
+            # `||res P0||_2`: the most of a residual that averaging over the mask leaves.
+            factor = max(_spectral(P - P.mean(0)) for P in spreads)
             size = factor * _spectral(torch.stack(W).sum(0))
         else:
             size = math.sqrt(max(real) / 2) * sum(map(_spectral, W))
         largest = max(largest, size)
     return 1 - largest, 1 + largest
-
-
-def _spread_kept(visible: Tensor) -> float:
-    """`||res P0||_2`: the most of a residual that averaging over the mask leaves."""
-    P = visible / visible.sum(-1, keepdim=True)
-    P = P - P.mean(-1, keepdim=True)
-    return _spectral(P - P.mean(0))
 
 
 def _spectral(W: Tensor) -> float:

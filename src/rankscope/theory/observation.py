@@ -200,11 +200,11 @@ class _Observer:
             if net.streamed:
                 norms = self.norms.of(net, index)
                 self.layer_norms += unpacked(packed([norms], net.device), [len(norms[0].columns)])
-            before, passes = passes[0], self._passes(record.state)
+            block, before, passes = net.blocks[index], passes[0], self._passes(record.state)
             by_float64 = None
             if float64_pass is not None:
-                by_float64 = float64_pass.follow(net.blocks[index], before, passes[0])
-            attention = AttentionOfLayer(net, self.settings, index, record, self.layer_norms[index], self.centre)
+                by_float64 = float64_pass.follow(block, before, passes[0])
+            attention = AttentionOfLayer(block, self.settings, record, self.layer_norms[index], self.centre)
             self.numbers.append(attention.numbers())
             of_patterns, averaging = pattern_agreement(self._passes(record.attention)), self.numbers[-1].log_averaging
             waiting = record.halves, averaging, before, passes, of_patterns, by_float64

@@ -243,10 +243,14 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
     return bounds
 
 
+def directions(X: Float[Tensor, "token width"]) -> Float[Tensor, "token width"]:
+    """The rows of length one, however large or small they are; zero where they are zero."""
+    return torch.nn.functional.normalize(X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324), dim=-1)
+
+
 def _least_cosine(X: Float[Tensor, "token width"]) -> float:
     """The smallest cosine of two tokens, less what rounding may have added."""
-    Y = X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324)
-    Y = torch.nn.functional.normalize(Y, dim=-1)
+    Y = directions(X)
     return float((Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)).min())
 
 
@@ -298,11 +302,10 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
 
     p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
     """
-    directions = normalise(converted(facts.first, Tensor.cpu), "scale", NormWeights(), 0.0)
-    c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
-    if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y
-        p = directions.tokens()[0] / heights[:, None]
-        log_unit = 0.0
+    state = normalise(converted(facts.first, Tensor.cpu), "scale", NormWeights(), 0.0)
+    c, e, log_unit = state.x.explicit()[0], state.R.value[0], float(state.R.log[0])
+    if float(state.x.log[0]) <= LOWEST:  # far apart: e is y
+        p, log_unit = state.tokens()[0] / heights[:, None], 0.0
     else:
         p = (float(c @ w) * e - (e @ w)[:, None] * c) / (heights * float(c @ w))[:, None]
     largest = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist").max()
