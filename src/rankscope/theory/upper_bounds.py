@@ -181,11 +181,11 @@ CENTRED = {"mean": 0.0, "argmin": 2e-5}
 
 def product(start: float, factors: list[float]) -> list[float]:
     """Logs of the products of the first 1, 2, .. factors with the start."""
-    products, r = [], start
-    for factor in factors:
-        r = times(r, factor) if not math.isnan(factor) else math.nan
-        products.append(r)
-    return products
+
+    def longer(r: float, factor: float) -> float:
+        return math.nan if math.isnan(factor) else times(r, factor)
+
+    return [*accumulate(factors, longer, initial=start)][1:]
 
 
 def _by_factors(facts: Facts, factors: list[float], of_attention: list[Hypothesis]) -> Evaluation:

@@ -49,6 +49,7 @@ from rankscope.theory import theorem as needs
 from rankscope.theory.facts import Facts
 from rankscope.theory.logs import log, log_of, sized, times
 from rankscope.theory.theorem import Evaluation, Hypothesis, averaging, by_layer, refusal, theorem
+from rankscope.theory.upper_bounds import product
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
@@ -59,25 +60,21 @@ def log_values(facts: Facts) -> list[float]:
     heads = [active_heads(arch, index) for index in range(facts.depth)]
     if all(len(active) == 1 for active in heads):
         # The product as it is computed, and how far from it the true one may be: products can all but cancel.
-        product, g = torch.eye(arch.width, dtype=torch.float64, device=device), lost(arch.width)
+        so_far, g = torch.eye(arch.width, dtype=torch.float64, device=device), lost(arch.width)
         off = scale = 0.0
         for layer, (head,), layer_facts in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
             value, output = value_parts(arch, layer, head)
             W = value @ output
-            off = off * float(layer_facts.heads.spectral[0]) + g * float(product.norm() * W.norm())
-            off += g * float(product.norm() * value.norm() * output.norm())
-            product = product @ W
-            size = float(spectral_norm(product)) + off
+            off = off * float(layer_facts.heads.spectral[0]) + g * float(so_far.norm() * W.norm())
+            off += g * float(so_far.norm() * value.norm() * output.norm())
+            so_far = so_far @ W
+            size = float(spectral_norm(so_far)) + off
             if size == 0.0 or not math.isfinite(size):
                 return logs_by_layer + [log(size)] * (facts.depth - len(logs_by_layer))
-            product, off, scale = product / size, off / size, scale + math.log(size)
+            so_far, off, scale = so_far / size, off / size, scale + math.log(size)
             logs_by_layer.append(scale)
         return logs_by_layer
-    total = 0.0
-    for layer_facts in facts.layers:
-        total = times(total, log(float(layer_facts.heads.spectral.sum())))
-        logs_by_layer.append(total)
-    return logs_by_layer
+    return product(0.0, [log(float(layer_facts.heads.spectral.sum())) for layer_facts in facts.layers])
 
 
 def log_range(X: Float[Tensor, "token width"]) -> float:
