@@ -233,14 +233,20 @@ COPIES = 3
 SAFETY = 2.0  # the factor by which the largest change among the copies is enlarged
 
 
+def _perturbing(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that perturbs what a rule gives."""
+    return lambda self, *arguments: self._perturb(rule(self, *arguments))
+
+
 class _PerturbedPath(PathRules):
     """Rules along one path, with every intermediate result perturbed by a few units of rounding."""
+
+    norm, values, mix = map(_perturbing, (PathRules.norm, PathRules.values, PathRules.mix))
+    output, mlp, add = map(_perturbing, (PathRules.output, PathRules.mlp, PathRules.add))
 
     def __init__(self, frozen: Frozen, seed: int) -> None:
         super().__init__(frozen)
         self.generator = torch.Generator(frozen.X.device).manual_seed(seed)
-        for rule in ("norm", "values", "mix", "output", "mlp", "add"):
-            setattr(self, rule, self._perturbed(getattr(self, rule)))
         self.layers = [self._perturbed_layer(layer) for layer in frozen.layers]
 
     def _perturb(self, x: Any) -> Any:
@@ -248,9 +254,6 @@ class _PerturbedPath(PathRules):
             return x._replace(parts=self._perturb(x.parts))
         sign = torch.randint(0, 2, x.shape, generator=self.generator, device=x.device, dtype=torch.int8)
         return x * (1 + UNITS * unit_of(x.dtype) * (2 * sign - 1).to(x.dtype))
-
-    def _perturbed(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: self._perturb(rule(*arguments))
 
     def _perturbed_layer(self, layer: FrozenLayer) -> FrozenLayer:
         norms = {name: replace(norm, scale=self._perturb(norm.scale)) for name, norm in layer.norms.items()}
