@@ -112,11 +112,11 @@ def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
     if isinstance(path, str) or not isinstance(path, Iterable):
         raise PathError(f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path")
     path = tuple(path)
-    sentence = f"a path has a head or None for each of {len(ways)} layers; got {path}"
-    require(len(path) == len(ways), sentence, PathError, "path")
+    if len(path) != len(ways):
+        raise PathError(f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path")
     for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
-        known = head is None or (type(head) is int and 0 <= head < heads)
-        require(known, f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", PathError, "head")
+        if head is not None and not (type(head) is int and 0 <= head < heads):
+            raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
             sentence = f"in layer {layer} (0-based) of this network {what}, so there is no path {path}"

@@ -241,8 +241,8 @@ def _perturbing(rule: Callable[..., Any]) -> Callable[..., Any]:
 class _PerturbedPath(PathRules):
     """Rules along one path, with every intermediate result perturbed by a few units of rounding."""
 
-    norm, values, mix = map(_perturbing, (PathRules.norm, PathRules.values, PathRules.mix))
-    output, mlp, add = map(_perturbing, (PathRules.output, PathRules.mlp, PathRules.add))
+    norm, values, mix = _perturbing(PathRules.norm), _perturbing(PathRules.values), _perturbing(PathRules.mix)
+    output, mlp, add = _perturbing(PathRules.output), _perturbing(PathRules.mlp), _perturbing(PathRules.add)
 
     def __init__(self, frozen: Frozen, seed: int) -> None:
         super().__init__(frozen)
