@@ -26,7 +26,7 @@ from rankscope.remedies import REMEDIES, NamedRemedy
 from rankscope.report import ReportedRun, render
 from rankscope.report.sections import CHAPTERS
 from rankscope.sources import FAMILIES
-from rankscope.theory.hypotheses import own_objects
+from rankscope.theory.theorem import own_objects
 from tests.cli.running import answered, rankscope
 from tests.packaging.environment import Environment
 from tests.strangers import HERE, installed

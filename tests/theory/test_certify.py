@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.errors import FileError, MaskError, MetricError, RankscopeError, TheoremError, TokensError
 from rankscope.figures.text import power
-from rankscope.nets import Architecture, Kernel, Mask, Transformer
+from rankscope.nets import Architecture, Kernel, Mask, Transformer, active_heads
 from rankscope.nets.fields import Positions
 from rankscope.nets.kernels import KernelContext, masked_softmax
 from rankscope.nets.masks import from_matrix
@@ -399,7 +399,8 @@ def test_norms_that_are_kept_change_nothing() -> None:
         variant = net.variant(**changes)
         given = certify(variant, X, norms=norms).table
         assert given.equals(certify(variant, X).table)
-        layers = [(HeadNorms.of(variant.arch, k, each), MLPNorms.of(variant.arch, each))
+        layers = [(HeadNorms.of_layers(variant.arch, active_heads(variant.arch, k), [each])[0],
+                   MLPNorms.of_layers(variant.arch, [each])[0])
                   for k, each in enumerate(variant.weights.layers)]  # fmt: skip
         for k, (heads, mlp) in enumerate(layers):
             kept = norms.of(variant, k)

@@ -11,7 +11,6 @@ from rankscope.figures.description import Line
 from rankscope.figures.text import power
 from rankscope.theory import certify
 from rankscope.theory.figures import bounds_chart, depth_chart, proved_shares
-from rankscope.theory.views import DepthView
 from tests.raising import raises
 from tests.report.runs import NET, X
 
@@ -73,6 +72,6 @@ def test_shares_that_are_proved_are_those_of_bounds_and_not_of_the_measurement_i
 
 def test_every_theorem_has_a_row_of_one_height() -> None:
     rows = [(f"theorem {k}", "upper", k) for k in range(9)]
-    heights = [depth_chart(DepthView(1e-3, [3], rows[:count])).size[1] for count in range(1, 10)]
+    heights = [depth_chart(rows[:count], [3]).size[1] for count in range(1, 10)]
     steps = np.diff(heights)
     assert min(heights) > 1 and min(steps) > 0.2 and np.allclose(steps, steps[0])

@@ -12,9 +12,8 @@ from torch import Tensor
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from rankscope.theory import THEOREMS, Certificates, certify
-from rankscope.theory.hypotheses import above, at_most
-from rankscope.theory.rounding import _hypotheses
-from rankscope.theory.theorem import Evaluation
+from rankscope.theory.rounding import _decided
+from rankscope.theory.theorem import above, at_most
 from tests.builders import normal, one_head
 from tests.deviation.reference import Network, log10_residual
 from tests.theory.attack.climb import ATTACKS, TOWARDS_ROUNDING
@@ -76,8 +75,7 @@ def test_a_measured_number_must_keep_off_its_limit() -> None:
     """By a hundred times what passes differ by; an exact one may touch it."""
 
     def met(*numbers: float, measured: bool) -> bool:
-        found = [Evaluation([0.0], [[at_most("size", number, 1.0, measured)]]) for number in numbers]
-        return _hypotheses(found, 1)[0].met
+        return _decided(tuple(at_most("size", number, 1.0, measured) for number in numbers)).met
 
     assert met(1.0, 1.0, measured=False) and not met(1.0, 1.0, measured=True)
     assert met(0.5, 0.501, measured=True) and not met(0.99, 0.9901, measured=True)

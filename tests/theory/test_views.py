@@ -10,8 +10,7 @@ from rankscope.cli.bounds import reasons_table, summary_table
 from rankscope.explorer.answers import bound_figures, bound_line
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
-from rankscope.theory.figures import bounds_chart
-from rankscope.theory.sections import certificate_table, failing_table
+from rankscope.theory.figures import bounds_chart, certificate_table, failing_table
 from rankscope.theory.views import bounds_sentence, proved_sentence
 from tests.theory.test_certify import FOUND
 
@@ -46,7 +45,7 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     assert bounds_sentence(views, "for san").startswith(
         f"Of {len(views)} theorems {len(met)} hold for san, {telling} of them "
     )
-    depth = depth_of(found, 1e-6).view()
+    depth = depth_of(found, 1e-6)
     upper = [layer for name, kind, layer in depth.proved if kind == "upper" and "exact" not in name]
     assert f"Proved by layer {min(upper)}" in depth.said and depth.uniform in depth.said
 

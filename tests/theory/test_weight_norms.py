@@ -109,7 +109,7 @@ def test_matrices_taken_together_have_the_norms_that_each_has_alone() -> None:
     layers = list(Transformer.random(arch).weights.layers)
     heads, mlps = HeadNorms.of_layers(arch, (0, 2, 3), layers), MLPNorms.of_layers(arch, layers)
     for index, layer in enumerate(layers):
-        alone, mlp = HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
+        alone, mlp = HeadNorms.of_layers(arch, range(4), [layer])[0], MLPNorms.of_layers(arch, [layer])[0]
         assert (mlps[index].up, mlps[index].gate, mlps[index].down) == pytest.approx((mlp.up, mlp.gate, mlp.down))
         for name in ("scores", "columns", "rows", "spectral"):
             assert getattr(heads[index], name).tolist() == pytest.approx(getattr(alone, name)[[0, 2, 3]].tolist())

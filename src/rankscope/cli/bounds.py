@@ -88,7 +88,7 @@ def bounds(
             say("")
             console().print(reasons_table(certificates))
         wrong = " A measurement contradicts a theorem: please report this network."
-        say("", f"{depth.view().said}{wrong if len(certificates.broken()) else ''}")
+        say("", f"{depth.said}{wrong if len(certificates.broken()) else ''}")
         if results.output is not None:
             say_report(results.output / "report.html", results, "Certificates and figures")
     if len(parts) < len(excerpts):

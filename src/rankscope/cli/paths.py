@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.paths import ByLength, Decomposition, Heaviest
-    from rankscope.paths.views import LengthView
+    from rankscope.paths.figures import LengthView
     from rankscope.runs import Manifest, Store
 
 
@@ -162,7 +162,7 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     """The heads through which most of the output passes, and those that average most."""
     import polars as pl
 
-    from rankscope.paths.views import head_means
+    from rankscope.paths.figures import head_means
 
     means = head_means(heads)
     columns = {"share": "share", "of residual": "residual_share", "contraction": "contraction",

@@ -1,6 +1,6 @@
 """How far two passes over the same network are apart, and where rounding decided between them.
 
-`second_pass.py`, `confirm.py`, `profiles/agreement.py` and `theory/agreement.py` compare a pass with one that
+`second_pass.py`, `confirm.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
 was rounded differently: by their states (`state_distance`, `direction_difference`), by their attention
 patterns (`attends_elsewhere`, `undecided`, which only matter where scores are steep), and by tokens that left
 float64's range (`tokens_lost`, `short_tokens`).

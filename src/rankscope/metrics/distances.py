@@ -1,7 +1,7 @@
 """The largest distance between two rows: of attention patterns in the 1-norm, of tokens in the 2-norm.
 
 `attention.py` and `theory/attention_numbers.py` make Dobrushin's coefficient of the first, `cosine.py` and the diameter
-of `theory/token_sizes.py` are the second. Only the largest distance of each matrix is returned, so neither holds the
+of `theory/readings.py` are the second. Only the largest distance of each matrix is returned, so neither holds the
 distances of all pairs where that can be avoided: on a GPU `distances_triton.py` compares rows where it reads them.
 """
 

@@ -13,13 +13,13 @@ from rankscope.paths.counts import (
     sampled_paths,
 )
 from rankscope.paths.decompose import Decomposition, PathTerm, decompose
+from rankscope.paths.figures import carried
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm, freeze, frozen_pass, require_linear
 from rankscope.paths.heaviest import Heaviest
 from rankscope.paths.lengths import ByLength, by_length
 from rankscope.paths.polynomials import length_terms
 from rankscope.paths.positions import ByPosition
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, path_terms
-from rankscope.paths.views import carried
 
 __all__ = [
     "ByLength", "ByPosition", "Decomposition", "Frozen", "FrozenLayer", "FrozenNorm", "Heaviest", "OwnAttention",

@@ -7,18 +7,19 @@ carried to the end by the frozen layers after it. Its inner product with the out
 output>`, A the map of all later layers: one backward pass gives it for every head of every layer.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import PathError
+from rankscope.errors import PathError, require
 from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Block, Half
 from rankscope.paths.frozen import Frozen, FrozenLayer
-from rankscope.paths.lengths import cosine
+from rankscope.paths.lengths import cosine, size_of
 from rankscope.paths.lengths import share as share_of
 from rankscope.paths.terms import HeadTerms, Terms, WholeNetwork
 
@@ -100,31 +101,22 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     Dobrushin's coefficient of P_h, n the number of tokens. Where Z is uniform as far as the arithmetic can see, both
     would be noise: NaN, as is `residual_share` where the output is uniform.
     """
-    if frozen.net.streamed:
-        raise PathError("by_head needs all layers in memory; they are streamed: use by_layer", subject="stream")
-    head_terms, inputs_read, output = _with_graph(frozen)
+    sentence = "by_head needs all layers in memory; they are streamed: use by_layer"
+    require(not frozen.net.streamed, sentence, PathError, "stream")
+    # What every head mixed `[1, batch, head, token, head_width]`, and the output, are nodes of one graph.
+    rules = _HeadRecorder(replace(frozen, X=frozen.X.clone().requires_grad_(True)))
+    with torch.enable_grad():
+        output, head_terms = rules.run(), rules.head_terms
     centred = centred_tokens(frozen.output, frozen.valid)
     shares = []
     for target in (frozen.output, centred):
-        size = frobenius_norm(target.double()).to(target)
-        size = size.masked_fill(size == 0, torch.inf)[:, None]
+        size = size_of(target)[:, None]
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
     frames = []
-    for layer, U, Z, share, residual_share in zip(frozen.layers, head_terms, inputs_read, *shares, strict=True):
+    for layer, U, Z, share, residual_share in zip(frozen.layers, head_terms, rules.inputs_read, *shares, strict=True):
         frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
     return pl.concat(frames)
-
-
-def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """(what every head mixed, `[1, batch, head, token, head_width]`, what the heads of each layer read, the
-    output): the first and the last as nodes of one graph."""
-    rules = _HeadRecorder(frozen)
-    with torch.enable_grad():
-        terms = Terms(frozen.X[None].clone().requires_grad_(True), rules.start)
-        for layer in frozen.layers:
-            terms = rules.through(layer.block, terms)
-        return rules.head_terms, rules.inputs_read, rules.end(terms)[0]
 
 
 def _head_rows(

@@ -18,14 +18,9 @@ from rankscope.metrics.tokens import tokens
 from rankscope.nets import Architecture, Layer
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import FrozenRules, PathRules, Terms
+from rankscope.paths.terms import PathRules
 
 RELATIVE = metric("relative_residual")
-
-
-def carried_in_deviations(arch: Architecture) -> bool:
-    """Whether paths of such a network can be carried in deviation arithmetic."""
-    return arch.norm == "none" and arch.mlp == "none" and not arch.parts and not arch.head_gate
 
 
 @torch.no_grad()
@@ -34,11 +29,16 @@ def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
 
     path · length · sample · relative_residual · log10 · below_floor · arithmetic
     """
-    deviation = carried_in_deviations(frozen.net.arch) and applies(frozen.net)
+    arch = frozen.net.arch
+    linear = arch.norm == "none" and arch.mlp == "none" and not arch.parts and not arch.head_gate
+    deviation = linear and applies(frozen.net)
     attention = _attention(frozen) if deviation else []
     frames, samples = [], len(frozen.X)
     for path in paths:
-        reading = _carried(frozen, attention, path) if deviation else _plain(frozen, path)
+        if deviation:
+            reading = _carried(frozen, attention, path)
+        else:
+            reading = RELATIVE.read(tokens(PathRules(frozen).term(path, frozen.X), ~frozen.valid))
         columns = {
             "path": [" ".join("·" if head is None else str(head) for head in path)] * samples,
             "length": [length_of(path)] * samples,
@@ -50,13 +50,6 @@ def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
         }
         frames.append(pl.DataFrame(columns))
     return pl.concat(frames)
-
-
-def _plain(frozen: Frozen, path: Path) -> Reading:
-    step, Y = PathRules(frozen).step, frozen.X
-    for index, head in enumerate(path):
-        Y = step(index, Y, head)
-    return RELATIVE.read(tokens(FrozenRules(frozen).end(Terms(Y[None]))[0], ~frozen.valid))
 
 
 def _attention(frozen: Frozen) -> list[DeviationPattern]:

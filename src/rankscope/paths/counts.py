@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from math import comb
 
-from rankscope.errors import PathError
+from rankscope.errors import PathError, require
 
 Path = tuple[int | None, ...]
 Ways = tuple[tuple[int | None, ...], ...]  # by layer: the heads that speak, and None where there is a way past them
@@ -23,8 +23,8 @@ def path_counts(layers: int, heads: int) -> list[int]:
     >>> path_counts(layers=12, heads=12)[:3], sum(path_counts(12, 12)) == 13**12
     ([1, 144, 9504], True)
     """
-    if layers < 0 or heads < 0:
-        raise PathError(f"layers and heads must be >= 0; got {layers} and {heads}", subject="layers")
+    sentence = f"layers and heads must be >= 0; got {layers} and {heads}"
+    require(layers >= 0 and heads >= 0, sentence, PathError, "layers")
     return [comb(layers, k) * heads**k for k in range(layers + 1)]
 
 
@@ -59,12 +59,9 @@ def length_of(path: Path) -> int:
 def sampled_paths(ways: Ways, length: int, count: int, seed: int) -> list[Path]:
     """Paths of one length, drawn uniformly without repetition."""
     total = counts_along(ways)[checked_length(length, len(ways))]
-    if not 0 <= count <= total:
-        raise PathError(f"length {length} has {total} paths; asked for {count}", subject="count")
+    require(0 <= count <= total, f"length {length} has {total} paths; asked for {count}", PathError, "count")
     draw = random.Random(seed)
-    chosen: dict[int, None] = {}
-    if total <= 4 * count:
-        chosen = dict.fromkeys(draw.sample(range(total), count))
+    chosen = dict.fromkeys(draw.sample(range(total), count) if total <= 4 * count else ())
     while len(chosen) < count:
         chosen[draw.randrange(total)] = None
     return [path_number(ways, length, index) for index in chosen]
@@ -105,8 +102,8 @@ def _heads(choices: tuple[int | None, ...]) -> list[int]:
 
 def checked_length(length: int, layers: int) -> int:
     """The length itself, if paths of this network can have it."""
-    if type(length) is not int or not 0 <= length <= layers:
-        raise PathError(f"lengths run from 0 to {layers}; got {length!r}", subject="length")
+    known = type(length) is int and 0 <= length <= layers
+    require(known, f"lengths run from 0 to {layers}; got {length!r}", PathError, "length")
     return length
 
 

@@ -15,20 +15,19 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import PathError, one_of
+from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.nets import usual_modes
 from rankscope.nets.variants import kept_heads
 from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
+from rankscope.paths.figures import counted_paths, heads_section, lengths_overview, lengths_section
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of
 from rankscope.paths.positions import ByPosition, by_position
-from rankscope.paths.sections import heads_section, lengths_overview, lengths_section
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
-from rankscope.paths.views import counted_paths
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest, manifest_of
 from rankscope.shapes import Float
@@ -170,13 +169,12 @@ class Decomposition(Result):
 
     def overview(self) -> Section:
         """Shares and residuals by length, which are summed for this."""
-        return lengths_overview(self.title, self._table_of_lengths, self.closure)
+        return lengths_overview(self.title, self._table_of_lengths(), self.closure)
 
     def sections(self) -> list[Section]:
         """Which lengths carry the output, and what each head does."""
-        return [lengths_section(self._table_of_lengths, self.closure), heads_section(self.tables["heads"])]
+        return [lengths_section(self._table_of_lengths(), self.closure), heads_section(self.tables["heads"])]
 
-    @property
     def _table_of_lengths(self) -> pl.DataFrame:
         return self.saved["lengths"] if self.saved else self._lengths.table
 
@@ -287,9 +285,8 @@ class Decomposition(Result):
         wanted = [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
         most = {length: min(count, counts[checked_length(length, self.layers)]) for length in wanted}
         paths = [path for length in wanted for path in self.sample(length, most[length], seed)]
-        if not paths:
-            got = f"got a count of {count} and lengths {list(wanted)}: by_length().counts says how many each has"
-            raise PathError(f"residuals needs a count >= 1 and lengths that have paths; {got}", subject="count")
+        got = f"got a count of {count} and lengths {list(wanted)}: by_length().counts says how many each has"
+        require(paths, f"residuals needs a count >= 1 and lengths that have paths; {got}", PathError, "count")
         return path_residuals(self.frozen, paths)
 
     @usual_modes()
@@ -313,13 +310,11 @@ class Decomposition(Result):
         """
         choices = {"lengths": lengths, "paths": paths, "heads": heads}
         named = [name for name, choice in choices.items() if choice is not None]
-        if len(named) != 1:
-            got = " and ".join(named) or None
-            raise PathError(f"keep takes one of lengths, paths, heads; got {got}", subject="keep")
+        got = " and ".join(named) or None
+        require(len(named) == 1, f"keep takes one of lengths, paths, heads; got {got}", PathError, "keep")
         if heads is not None:
-            if attention != "shared":
-                sentence = "keep(heads=...) shares attention; else use net.variant(heads=...)"
-                raise PathError(sentence, subject="attention")
+            sentence = "keep(heads=...) shares attention; else use net.variant(heads=...)"
+            require(attention == "shared", sentence, PathError, "attention")
             network = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases)
             return self.frozen.restored(network.run())
         if lengths is not None:
@@ -330,9 +325,9 @@ class Decomposition(Result):
                 output = self._lengths.embedding[wanted].sum(0)
                 return output + self._lengths.bias[wanted].sum(0) if biases else output
             path_count = sum(counts_along(self.frozen.ways)[length] for length in wanted)
-            if path_count > MOST_ENUMERATED:
-                limit = f"at most {MOST_ENUMERATED} paths are computed one by one, as attention of their own needs"
-                raise PathError(f"{limit}; got {path_count}: sample some, and keep(paths=...)", subject="lengths")
+            limit = f"at most {MOST_ENUMERATED} paths are computed one by one, as attention of their own needs"
+            sentence = f"{limit}; got {path_count}: sample some, and keep(paths=...)"
+            require(path_count <= MOST_ENUMERATED, sentence, PathError, "lengths")
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
         specs = [checked(path, self.frozen.ways, self.heads) for path in paths]
@@ -340,8 +335,7 @@ class Decomposition(Result):
         return self.frozen.restored(self._ended(term, attention))
 
     def _step(self, attention: str) -> PathStep:
-        if attention not in ("shared", "own"):
-            raise PathError(one_of("attention", attention, ("shared", "own")), subject="attention")
+        require_one_of("attention", attention, ("shared", "own"), PathError)
         return PathRules(self.frozen).step if attention == "shared" else OwnAttention(self.frozen).step
 
     def _ended(self, term: Tensor, attention: str) -> Tensor:

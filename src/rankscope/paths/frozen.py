@@ -128,19 +128,13 @@ class Frozen:
         net = self.net
         if not net.arch.biases:
             return False
-        mine = shapes(net.arch)
+        starting = {name for name in shapes(net.arch) if name.endswith(".bias") and not name.endswith(MEASURED)}
         if self.gradients:
-            return any(name.endswith(".bias") and not name.endswith(MEASURED) for name in mine)
+            return bool(starting)
         layers = ((f"layers.{index}.", named(layer)) for index, layer in enumerate(net.weights.layers))
-        for prefix, part in chain([("", named(net.weights, layers=False))], layers):
-            biases = [
-                tensor
-                for name, tensor in part.items()
-                if name.endswith(".bias") and not name.endswith(MEASURED) and prefix + name in mine
-            ]
-            if any(bool(bias.any()) for bias in biases):
-                return True
-        return False
+        parts = chain([("", named(net.weights, layers=False))], layers)
+        tensors = ((prefix + name, tensor) for prefix, part in parts for name, tensor in part.items())
+        return any(name in starting and bool(tensor.any()) for name, tensor in tensors)
 
 
 class FreezingRules(Plain):

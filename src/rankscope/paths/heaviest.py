@@ -24,13 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import PathError, one_of
+from rankscope.errors import PathError, require, require_one_of
+from rankscope.extras import counted
 from rankscope.metrics import frobenius_norm, mu, unit_of
 from rankscope.nets import Arithmetic, Block, Half, Part, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
-from rankscope.paths.terms import FrozenRules, HeadTerms, PathExtensions, PathRules, Terms
+from rankscope.paths.terms import FrozenRules, PathExtensions, PathRules, Terms
+from rankscope.results import lines
 
 Progress = Callable[[int, int], None]  # called with (beginnings computed, at most so many)
 
@@ -48,9 +50,6 @@ class Heaviest:
     explored: int  # the number of beginnings of paths that were computed
 
     def __repr__(self) -> str:
-        from rankscope.extras import counted
-        from rankscope.results import lines
-
         title = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
         title += f", {self.tied} more within rounding of others" if self.tied else ""
         heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
@@ -71,12 +70,10 @@ def heaviest(
 
     A beam along the heaviest beginnings comes first, so that there is an answer whatever the budget proves.
     """
-    if by not in ("norm", "residual"):
-        raise PathError(one_of("by", by, ("norm", "residual")), subject="by")
-    if count < 1 or budget < 1:
-        raise PathError(f"count and budget must be at least 1; got {count} and {budget}", subject="count")
-    if not frozen.valid.any():
-        raise PathError("top needs real tokens to weigh paths by; received none", subject="X")
+    require_one_of("by", by, ("norm", "residual"), PathError)
+    sentence = f"count and budget must be at least 1; got {count} and {budget}"
+    require(count >= 1 and budget >= 1, sentence, PathError, "count")
+    require(frozen.valid.any(), "top needs real tokens to weigh paths by; received none", PathError, "X")
     depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), PathRules(frozen).step, PathExtensions(frozen)
     weights_by_path, explored = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
@@ -111,8 +108,7 @@ def heaviest(
     noise = noise_of(frozen, [*paths, *(path for _, path in unlisted)], lambda term: _size(frozen, term, by))
     left = max([-queue[0][0] if queue else 0.0, *(weight for weight, _ in unlisted)])
     left = left + max(noise, default=0.0) if queue or unlisted else 0.0
-    upper = [weight + off for weight, off in zip(weights, noise, strict=False)]
-    lower = [weight - off for weight, off in zip(weights, noise, strict=False)]
+    upper, lower = ([weight + sign * off for weight, off in zip(weights, noise, strict=False)] for sign in (1, -1))
     # The first k are proved where the least of them is above all that could come after, and above nothing.
     proved = max(
         k for k in range(first + 1) if k == 0 or (min(lower[:k]) > 0 and min(lower[:k]) >= max([left, *upper[k:]]))
@@ -237,8 +233,16 @@ COPIES = 3
 SAFETY = 2.0  # the factor by which the largest change among the copies is enlarged
 
 
+def _perturbing(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that perturbs what a rule gives."""
+    return lambda self, *arguments: self._perturb(rule(self, *arguments))
+
+
 class _PerturbedPath(PathRules):
     """Rules along one path, with every intermediate result perturbed by a few units of rounding."""
+
+    norm, values, mix = _perturbing(PathRules.norm), _perturbing(PathRules.values), _perturbing(PathRules.mix)
+    output, mlp, add = _perturbing(PathRules.output), _perturbing(PathRules.mlp), _perturbing(PathRules.add)
 
     def __init__(self, frozen: Frozen, seed: int) -> None:
         super().__init__(frozen)
@@ -253,8 +257,7 @@ class _PerturbedPath(PathRules):
 
     def _perturbed_layer(self, layer: FrozenLayer) -> FrozenLayer:
         norms = {name: replace(norm, scale=self._perturb(norm.scale)) for name, norm in layer.norms.items()}
-        gate = None if layer.gate is None else self._perturb(layer.gate)
-        head_gate = None if layer.head_gate is None else self._perturb(layer.head_gate)
+        gate, head_gate = (None if t is None else self._perturb(t) for t in (layer.gate, layer.head_gate))
         kept = {name: self._perturb(kept_tensor) for name, kept_tensor in layer.kept.items()}
         perturbed = FrozenLayer(layer.block, norms, gate, head_gate, kept)
         perturbed.P = self._perturb(layer.P)
@@ -264,42 +267,17 @@ class _PerturbedPath(PathRules):
         """The measured quantities of a block, perturbed."""
         return self.layers[block.index]
 
-    def norm(self, block: Block, name: str, terms: Terms) -> Terms:
-        return self._perturb(super().norm(block, name, terms))
-
-    def values(self, block: Block, terms: Terms) -> Tensor:
-        return self._perturb(super().values(block, terms))
-
-    def mix(self, block: Block, P: Any, V: Tensor) -> HeadTerms:
-        return self._perturb(super().mix(block, P, V))
-
-    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
-        return self._perturb(super().output(block, head_terms))
-
-    def mlp(self, block: Block, terms: Terms) -> Terms:
-        return self._perturb(super().mlp(block, terms))
-
-    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
-        return self._perturb(super().add(block, half, terms, branches))
-
     def walk(self, path: Path) -> Tensor:
         """The path's term at the output, perturbed."""
-        Y = self._perturb(self.frozen.X)
-        for index, head in enumerate(path):
-            Y = self.step(index, Y, head)
-        return self._perturb(self.end(Terms(Y[None]))[0])
+        return self._perturb(self.term(path, self._perturb(self.frozen.X)))
 
 
 def noise_of(frozen: Frozen, paths: list[Path], weigh: Callable[[Tensor], float]) -> list[float]:
     """For each path, by how much rounding may have moved its weight, `weigh` of its term at the output."""
     perturbed = [_PerturbedPath(frozen, seed) for seed in range(COPIES)]
-    along = PathRules(frozen)
-    noise = []
+    along, noise = PathRules(frozen), []
     for path in paths:
-        Y = frozen.X
-        for index, head in enumerate(path):
-            Y = along.step(index, Y, head)
-        term = FrozenRules(frozen).end(Terms(Y[None]))[0]
+        term = along.term(path, frozen.X)
         # Of the difference, not between weights: two noises may happen to weigh the same.
         noise.append(SAFETY * max(weigh(copy.walk(path) - term) for copy in perturbed))
     return noise

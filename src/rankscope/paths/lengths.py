@@ -9,15 +9,14 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import ClosureError
+from rankscope.errors import ClosureError, require
 from rankscope.extras import counted
 from rankscope.metrics import Values, frobenius_norm, metric, unit_of
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Tokens
+from rankscope.paths.figures import LengthView, counted_paths, length_views, lengths_overview, lengths_section
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.polynomials import Coefficients, length_counts, length_terms
-from rankscope.paths.sections import lengths_overview, lengths_section
-from rankscope.paths.views import LengthView, counted_paths, length_views
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest
 from rankscope.shapes import Float
@@ -35,7 +34,7 @@ LENGTHS: dict[str, Any] = {
 TERMS: dict[str, Any] = {"start": pl.String, "length": pl.Int64, "sample": pl.Int64, "token": pl.Int64,
                          "padding": pl.Boolean, "values": pl.List(pl.Float64)}  # fmt: skip
 """The columns of the table of terms; `start` is embedding, bias, or output (of all paths: it has no length)."""
-ABOUT = ("counts", "bias_counts", "closure", "variant")  # the fields of `ByLength` that are no tensors
+COUNTS = ("counts", "bias_counts")  # the fields of `ByLength` that are whole numbers of any size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +78,7 @@ class ByLength(Result):
 
     def details(self) -> dict[str, Any]:
         """How many paths there are of each length, exactly, and the dtype of the terms."""
-        counts = {name: list(map(str, getattr(self, name))) for name in ABOUT[:2]}
+        counts = {name: list(map(str, getattr(self, name))) for name in COUNTS}
         return {**counts, "closure": self.closure, "variant": self.variant, "dtype": str(self.output.dtype)}
 
     @classmethod
@@ -93,7 +92,7 @@ class ByLength(Result):
             for name in ("embedding", "bias", "output")
         }
         padding = torch.tensor(output["padding"].to_list()).view(shape)
-        counts, bias_counts = (list(map(int, details[name])) for name in ABOUT[:2])
+        counts, bias_counts = (list(map(int, details[name])) for name in COUNTS)
         return cls(
             tensors["embedding"], tensors["bias"], counts, bias_counts, tensors["output"][0], padding,
             float(details["closure"]), details["variant"], manifest,
@@ -153,10 +152,9 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
 def require_closure(closure: float, dtype: torch.dtype) -> float:
     """Return how far parts are from the output, relative to it; an error where that is more than rounding."""
     allowed = unit_of(dtype) ** DIGITS
-    if not closure <= allowed:
-        sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
-        why = "the frozen network overflows, or its terms cancel to nothing; use float64"
-        raise ClosureError(f"{sentence}: {why}", subject="closure")
+    sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
+    why = "the frozen network overflows, or its terms cancel to nothing; use float64"
+    require(closure <= allowed, f"{sentence}: {why}", ClosureError, "closure")
     return closure
 
 
@@ -175,17 +173,22 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
 
 def share(term: Tokens, total: Tokens) -> Values:
     """`<term, total> / <total, total>`: shares of terms that add up to the total add up to one."""
-    size = frobenius_norm(total.double())
+    size = size_of(total.double())
     return (_divided(term, size) * _divided(total, size)).sum((1, 2))
 
 
 def cosine(term: Tokens, total: Tokens) -> Values:
     """`<term, total> / (||term|| ||total||)`; 0 where either is zero."""
-    term, total = (_divided(tensor, frobenius_norm(tensor.double())) for tensor in (term, total))
+    term, total = (_divided(tensor, size_of(tensor.double())) for tensor in (term, total))
     return (term * total).sum((1, 2))
 
 
 def _divided(X: Tokens, size: Values) -> Tokens:
     """X / size before anything is multiplied: products of small numbers would leave the range."""
-    safe = size.masked_fill(size == 0, torch.inf)
-    return X.double() / safe[:, None, None]
+    return X.double() / size[:, None, None]
+
+
+def size_of(X: Tokens) -> Values:
+    """The Frobenius norm of each sample, computed in float64; infinite where it is zero, to divide by."""
+    size = frobenius_norm(X.double()).to(X)
+    return size.masked_fill(size == 0, torch.inf)

@@ -27,7 +27,7 @@ from rankscope.errors import PathError
 from rankscope.metrics import frobenius_norm
 from rankscope.nets import Block, Half, Tokens, release
 from rankscope.paths.frozen import Frozen, Parts
-from rankscope.paths.lengths import require_closure
+from rankscope.paths.lengths import require_closure, size_of
 from rankscope.paths.polynomials import length_terms
 from rankscope.paths.terms import FrozenRules, Terms, WholeNetwork
 from rankscope.shapes import Float
@@ -60,9 +60,8 @@ def by_position(frozen: Frozen, query: int | None = -1, lengths: bool = False, s
     """Return the shares of the output by source token; the arguments are those of `Decomposition.by_position`."""
     chosen = _chosen(frozen, query)
     target = frozen.output * chosen
-    size = frobenius_norm(target.double()).to(target)
-    unit = target / size.masked_fill(size == 0, torch.inf)[:, None, None]
-    per_size = 1 / size.masked_fill(size == 0, torch.inf)
+    size = size_of(target)
+    unit, per_size, nothing = target / size[:, None, None], 1 / size, frobenius_norm(target.double()).to(target) == 0
     with torch.no_grad():
         if lengths:
             bias_terms = length_terms(replace(frozen, X=torch.zeros_like(frozen.X)))[1]
@@ -70,7 +69,7 @@ def by_position(frozen: Frozen, query: int | None = -1, lengths: bool = False, s
             bias_terms = WholeNetwork(replace(frozen, X=torch.zeros_like(frozen.X))).run()[None]
     bias = (bias_terms * unit).sum((2, 3)) * per_size  # [length, batch]
     share = (_pulled_back(frozen, unit, lengths) * frozen.X).sum(3) * per_size[:, None]  # [length, batch, token]
-    missed = (share.sum((0, 2)) + bias.sum(0) - 1).masked_fill(size == 0, 0.0)
+    missed = (share.sum((0, 2)) + bias.sum(0) - 1).masked_fill(nothing, 0.0)
     closure = require_closure(float(missed.abs().max()), share.dtype)
     columns = {"share": torch.cat([share, bias[..., None]], 2)}
     if sizes:

@@ -185,6 +185,12 @@ class PathRules(OnePath, FrozenRules):
         self.head = head
         return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
 
+    def term(self, path: Path, Y: Tokens) -> Tokens:
+        """Tokens at the output, after all layers along the path and the final norm."""
+        for index, head in enumerate(path):
+            Y = self.step(index, Y, head)
+        return self.end(Terms(Y[None]))[0]
+
 
 class PathExtensions(FrozenRules):
     """Every way on from one path, side by side: past the heads first where that is a way, then each head."""

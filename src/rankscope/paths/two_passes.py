@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.metrics import frobenius_norm
 from rankscope.nets import Block, Branch, Half, Tokens, Transformer, release, traverse
 from rankscope.paths.by_part import centred_tokens, uniform
 from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, Parts
-from rankscope.paths.lengths import closure_of
+from rankscope.paths.lengths import closure_of, size_of
 from rankscope.paths.terms import FrozenRules, HeadTerms, Terms
 from rankscope.shapes import Bool, Float
 
@@ -110,8 +109,7 @@ class TwoPasses:
         self.closure = closure_of(ended.end(Terms(self.terms, 1)).sum(0), frozen)
         output, noise = frozen.output, uniform(frozen.output, self.valid)
         targets = [output, centred_tokens(output, self.valid)]
-        sizes = [frobenius_norm(target.double()).to(target) for target in targets]
-        sizes = [size.masked_fill(size == 0, torch.inf) for size in sizes]
+        sizes = [size_of(target) for target in targets]
         with torch.enable_grad():
             Z = torch.zeros_like(X)[None].requires_grad_(True)
             Y = ended.end(Terms(Z))[0]
@@ -122,17 +120,15 @@ class TwoPasses:
             freezing = FreezingRules(self.net.arch, self.settings)
             with torch.no_grad():
                 traverse(block, freezing, X)
-            shares = list(self._shares(_frozen_of(freezing, block), frozen, terms, pulled))
+            shares = list(self._shares(freezing.layers[block.index], frozen, terms, pulled))
             pulled = [before for before, _ in shares]
             of_output, of_residual = (
                 LayerShares(*(values / size[..., None] if values.ndim == 3 else values / size for values in part))
                 for (_, part), size in zip(shares, sizes, strict=True)
             )
-            of_residual = LayerShares(
-                of_residual.layer.masked_fill(noise, torch.nan), of_residual.mlp.masked_fill(noise, torch.nan),
-                of_residual.heads.masked_fill(noise[:, None], torch.nan),
-            )  # fmt: skip
-            yield block.index + 1, of_output, of_residual
+            noisy = (noise[:, None] if values.ndim == 3 else noise for values in of_residual)
+            masked = (values.masked_fill(mask, torch.nan) for values, mask in zip(of_residual, noisy, strict=True))
+            yield block.index + 1, of_output, LayerShares(*masked)
         release(self.net.weights.layers)
 
     def _shares(
@@ -163,8 +159,3 @@ class TwoPasses:
                 else:
                     shares = shares._replace(mlp=(value * slope).sum((2, 3)))
             yield before[0], shares
-
-
-def _frozen_of(rules: FreezingRules, block: Block) -> FrozenLayer:
-    """What the rules recorded of a block."""
-    return rules.layers[block.index]

@@ -15,7 +15,7 @@ from rankscope.extras import counted, listed
 from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
 from rankscope.paths import carried
-from rankscope.paths.views import length_views
+from rankscope.paths.figures import length_views
 from rankscope.report.causes import verdict
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import depth_card, sections_of

@@ -25,7 +25,7 @@ from rankscope.engine import Sweep
 from rankscope.errors import FileError
 from rankscope.extras import counted
 from rankscope.nets.origin import titled
-from rankscope.paths.views import HEAD
+from rankscope.paths.figures import HEAD
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM

@@ -10,15 +10,14 @@ from rankscope.depths.card import TABLES as DEPTH_TABLES
 from rankscope.depths.tables import MARKS
 from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
-from rankscope.paths.sections import heads_section, lengths_section
+from rankscope.paths.figures import heads_section, lengths_section
 from rankscope.plugins import Group
 from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
 from rankscope.profiles.sections import Bounds
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
 from rankscope.results import KINDS, Plot, Section, sentence
-from rankscope.theory.figures import proved_shares
-from rankscope.theory.sections import bounds_section
+from rankscope.theory.figures import bounds_section, proved_shares
 
 
 def sections_of(run: ReportedRun) -> list[Section]:

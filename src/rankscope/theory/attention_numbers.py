@@ -1,10 +1,13 @@
 """What attention of a layer did to these tokens, by sample: oscillations of scores, factors of residuals, row sums.
 
 Called by `observation.py` with the record of each block, while its attention pattern is in memory; the numbers are a
-`LayerNumbers` (`facts.py`), which `factors.py`, `dong2021.py` and `masked_attention.py` make bounds of.
+`LayerNumbers` (`facts.py`), which `upper_bounds.py` and `wu2024.py` make bounds of. Norms of weights (on the
+CPU) cross over to where the network is as one tensor (`packed`), which a captured graph takes as an input, and
+are taken apart there (`unpacked`).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -20,55 +23,55 @@ from rankscope.metrics.centre import centred
 from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens
-from rankscope.nets import Architecture, AttentionWeights, PassSettings, Plain, Transformer, active_heads
+from rankscope.nets import Block, PassSettings, Plain
 from rankscope.nets.traversal import changed
 from rankscope.shapes import Bool, Float
-from rankscope.theory.device_norms import DeviceNorms
 from rankscope.theory.facts import Centre, LayerNumbers, PerSample
-from rankscope.theory.hypotheses import SOFTMAX
 from rankscope.theory.logs import clipped, logs_expm1, logs_of, product_of, sized, sum_of
-from rankscope.theory.token_sizes import log_about_argmin
-from rankscope.theory.weight_norms import of_heads
+from rankscope.theory.readings import log_about_argmin
+from rankscope.theory.theorem import SOFTMAX
+from rankscope.theory.weight_norms import LayerNorms, of_heads
 
 MANY = 2048  # From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows
 PerHead = Float[Tensor, "batch head"]
+PackedNorms = Float[Tensor, " number"]
 
 
 @dataclass(frozen=True)
+class DeviceNorms:
+    """Norms of one layer's weights: logs of those of active heads, and those of its MLP as they are."""
+
+    columns: Float[Tensor, " head"]
+    rows: Float[Tensor, " head"]
+    spectral: Float[Tensor, " head"]
+    mlp: Float[Tensor, " 4"]  # `MLPNorms`: spectral, up, gate and down
+
+
+def packed(layers: Sequence[LayerNorms], device: torch.device) -> PackedNorms:
+    """The norms of these layers, one after the other."""
+    of_mlps = torch.tensor([[mlp.spectral, mlp.up, mlp.gate, mlp.down] for _, mlp in layers], dtype=torch.float64)
+    tensors: list[Tensor] = []
+    for (heads, _), of_mlp in zip(layers, of_mlps, strict=True):
+        tensors += [*(heads.logs[name] for name in ("columns", "rows", "spectral")), of_mlp]
+    return torch.cat(tensors).to(device)
+
+
+def unpacked(numbers: PackedNorms, heads: Sequence[int]) -> list[DeviceNorms]:
+    """The norms of each layer from those `packed`; `heads` says how many are active in each."""
+    tensors = iter(torch.split(numbers, [size for count in heads for size in (count, count, count, 4)]))
+    return [DeviceNorms(*of_layer) for of_layer in zip(tensors, tensors, tensors, tensors, strict=True)]
+
+
 class AttentionOfLayer:
     """Attention of one layer of a pass, to take numbers of."""
 
-    net: Transformer
-    settings: PassSettings
-    index: int  # of the layer, 0-based
-    record: BlockRecord
-    norms: DeviceNorms
-    centre: Centre
-
-    @property
-    def arch(self) -> Architecture:
-        """The architecture of the network."""
-        return self.net.arch
-
-    @property
-    def weights(self) -> AttentionWeights:
-        """The attention weights of the layer."""
-        return self.net.weights.layers[self.index].attention
-
-    @property
-    def before(self) -> State:
-        """The tokens before the layer."""
-        return self.record.halves[0].before
-
-    @cached_property
-    def active(self) -> tuple[int, ...]:
-        """The heads of the layer that are active."""
-        return tuple(active_heads(self.arch, self.index))
-
-    @cached_property
-    def visible(self) -> Bool[Tensor, "#batch 1 token token"]:
-        """True where the mask of the layer lets a token (query) see another (key)."""
-        return self.settings.visible[self.arch.mask_of(self.index)]
+    def __init__(
+        self, block: Block, settings: PassSettings, record: BlockRecord, norms: DeviceNorms, centre: Centre
+    ) -> None:
+        self.block, self.settings, self.record, self.norms, self.centre = block, settings, record, norms, centre
+        self.arch, self.active, self.before = block.arch, block.active_heads, record.halves[0].before
+        # True where the mask of the layer lets a token (query) see another (key).
+        self.visible: Bool[Tensor, "#batch 1 token token"] = settings.visible[block.arch.mask_of(block.index)]
 
     @cached_property
     def Delta(self) -> Scaled:
@@ -89,7 +92,10 @@ class AttentionOfLayer:
             oscillation, oscillation_factor = self._oscillation()
         if arch.norm == "none" and arch.mlp == "none":
             exact = self._exact_factor()
-            factor = self._factor() if self.active else torch.full_like(unknown, -torch.inf)
+            factor = torch.full_like(unknown, -torch.inf)
+            if self.active:  # `M_h = (I - 11^T/n) P_h` as measured
+                M = (Delta.value - Delta.value.mean(-2, keepdim=True)).abs()
+                factor = self._over_heads(*(M.sum(axis).amax(-1).log() + Delta.log[:, None] for axis in (-2, -1)))
         # A weight below zero off the mask, as a kernel of one's own may have, is no weight of an average either.
         smallest, defect = torch.zeros_like(unknown), torch.zeros_like(unknown)
         if self.active:
@@ -103,8 +109,7 @@ class AttentionOfLayer:
         if not self.record.halves[0].branches:
             return self.record.attention.matrix()
         inside, rules = self.record.halves[0].branches[0].inside.tokens(), Plain(self.arch, self.settings)
-        block = self.net.blocks[self.index]
-        P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
+        P = changed("pattern", self.block, rules, rules.pattern(self.block, inside), inside)
         finite = P.isfinite().all(-1).all(-1).all(-1)
         if can_skip("attention_numbers.finite", finite.all()):
             return cast(Tensor, P)
@@ -120,12 +125,12 @@ class AttentionOfLayer:
         return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
 
     def _oscillation(self) -> tuple[PerSample, PerSample]:
-        """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
+        """(log of the largest oscillation of a row of E, log of the factor of `upper_bounds.py` made of them)."""
         if self.arch.kernel == "uniform" or not self.active:
             nothing = torch.full_like(self.before.log, -torch.inf)
             return nothing, nothing
-        (x, R), hidden = self._about(), ~self.visible
-        dq, dk = (deviation_heads(R, linear, self.arch) for linear in (self.weights.query, self.weights.key))
+        (x, R), hidden, w = self._about(), ~self.visible, self.block.weights.attention
+        dq, dk = (deviation_heads(R, linear, self.arch) for linear in (w.query, w.key))
         E = of_heads(dq.value, self.active) / self.arch.divisor @ of_heads(dk.value, self.active).mT
         osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
         size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[:, None, None]
@@ -136,7 +141,7 @@ class AttentionOfLayer:
 
     def _log_most(self, x: Scaled, dk: Scaled) -> PerHead:
         """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
-        arch, w = self.arch, self.weights
+        arch, w = self.arch, self.block.weights.attention
         q = common_heads(x, w.query, arch)
         ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
         if arch.kernel == "gaussian":
@@ -147,11 +152,6 @@ class AttentionOfLayer:
         seen = self.visible[:, :, 0]  # every row sees the same where this is used
         return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
 
-    def _factor(self) -> PerSample:
-        """The factor of `factors.py` with `M_h = (I - 11^T/n) P_h` as measured."""
-        M = (self.Delta.value - self.Delta.value.mean(-2, keepdim=True)).abs()
-        return self._over_heads(*(M.sum(axis).amax(-1).log() + self.Delta.log[:, None] for axis in (-2, -1)))
-
     def _over_heads(self, columns: PerHead, rows: PerHead) -> PerSample:
         """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
         sides = ((columns, self.norms.columns), (rows, self.norms.rows))
@@ -160,9 +160,10 @@ class AttentionOfLayer:
     def _exact_factor(self) -> PerSample:
         """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
         R = sized(self.before.centred()[1])
-        values = of_heads(deviation_heads(R, self.weights.value, self.arch).value, self.active)
+        w = self.block.weights.attention
+        values = of_heads(deviation_heads(R, w.value, self.arch).value, self.active)
         head_outputs = (self.Delta.value @ values).transpose(1, 2).flatten(-2)
-        out = head_outputs @ of_heads(self.weights.output.weight, self.active, axis=0).flatten(0, 1)
+        out = head_outputs @ of_heads(w.output.weight, self.active, axis=0).flatten(0, 1)
         together = torch.cat([out, R.value])
         if self.centre == "mean":
             apart = together - together[:, :1]  # equal ones are zero exactly

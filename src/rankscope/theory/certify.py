@@ -21,13 +21,13 @@ An upper bound is vacuous when it is as large as the tokens themselves, a lower 
 import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, TheoremError, TokensError, one_of
+from rankscope.errors import MetricError, TheoremError, TokensError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.metrics import valid_tokens
@@ -37,14 +37,12 @@ from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
-from rankscope.theory.facts import Centre
-from rankscope.theory.figures import bounds_chart
-from rankscope.theory.hypotheses import Hypothesis, outside, own_objects
+from rankscope.theory.facts import Centre, Passes
+from rankscope.theory.figures import bounds_chart, bounds_section, overview
 from rankscope.theory.logs import TEN
-from rankscope.theory.observation import Passes, observe_batch
+from rankscope.theory.observation import observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
-from rankscope.theory.sections import bounds_section, overview
-from rankscope.theory.theorem import Theorem
+from rankscope.theory.theorem import Hypothesis, Theorem, outside, own_objects
 from rankscope.theory.views import BoundView, bound_views, proved_sentence
 from rankscope.theory.weight_norms import WeightNorms
 
@@ -93,16 +91,14 @@ class Certificates(TableResult):
 
     @property
     def theorems(self) -> list[str]:
-        """The names of the theorems that were evaluated, in order."""
+        """The theorems that were evaluated, in order."""
         return self.table["theorem"].unique(maintain_order=True).to_list()
 
     def of(self, theorem: str, sample: int | None = None) -> pl.DataFrame:
         """The rows of one theorem, of one sample or all."""
-        if theorem not in self.theorems:
-            raise TheoremError(one_of("theorem", theorem, self.theorems), subject="theorem")
-        samples = self.table["sample"].n_unique()
-        if sample is not None and sample not in range(samples):
-            raise TheoremError(f"sample must lie in 0..{samples - 1}; got {sample!r}", subject="sample")
+        require_one_of("theorem", theorem, self.theorems, TheoremError)
+        sentence = f"sample must lie in 0..{self.samples - 1}; got {sample!r}"
+        require(sample is None or sample in range(self.samples), sentence, TheoremError, "sample")
         rows = self.table.filter(theorem=theorem)
         return rows if sample is None else rows.filter(sample=sample)
 
@@ -206,30 +202,24 @@ def certify(
     """
     original_net, X, padding = inputs_of("certify", net, X, padding, attention_mask)
     chosen = theorems_named(theorems)
-    if reason := outside(original_net.arch):
-        message = f"no theorem covers this network, which has {reason}: measure it instead"
-        raise TheoremError(message, subject="architecture")
-    if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+    reason = outside(original_net.arch)
+    message = f"no theorem covers this network, which has {reason}: measure it instead"
+    require(not reason, message, TheoremError, "architecture")
+    require_one_of("centre", centre, get_args(Centre), MetricError)
     net = original_net.to(torch.float64, "cpu" if device is None else device)
-    if X.ndim != 3 or X.shape[-1] != net.arch.width:
-        sentence = f"tokens must be [batch, token, width] of width {net.arch.width}; received {tuple(X.shape)}"
-        raise TokensError(sentence, subject="X")
+    sentence = f"tokens must be [batch, token, width] of width {net.arch.width}; received {tuple(X.shape)}"
+    require(X.ndim == 3 and X.shape[-1] == net.arch.width, sentence, TokensError, "X")
     X = X.to(dtype=torch.float64, device=net.device)
     valid = valid_tokens(X.shape[:-1], padding, X.device)
-    if not bool(valid.any(-1).all()) or not len(X):
-        raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
+    some = bool(valid.any(-1).all()) and len(X)
+    require(some, "every sample must have a real token; one has none: drop it", TokensError, "padding")
     if not bool(valid.all()) and (parts := own_objects(net.arch)):
         message = f"padding must be out of sight of {parts}, the user's own, which may count it"
         raise TheoremError(f"{message}: certify one sample at a time, without its padding", subject="padding")
-    norms = WeightNorms() if norms is None else norms
-    columns = _Columns()
+    norms, columns, arithmetic = WeightNorms() if norms is None else norms, _Columns(), ""
     memo: dict[Any, Any] = {}
-    arithmetic = ""
     for start, stop, left_out in _batches(net.arch, X, valid):
-        batch = observe_batch(
-            net, X[start:stop], centre, norms, COPIES, left_out, memo, start  # type: ignore[arg-type]
-        )  # fmt: skip
+        batch = observe_batch(net, X[start:stop], cast(Centre, centre), norms, COPIES, left_out, memo, start)
         for sample, passes in enumerate(batch, start):
             arithmetic, marked = passes.facts[0].arithmetic, noisy_layers(passes)
             for theorem in chosen:
@@ -238,8 +228,8 @@ def certify(
                 progress(sample + 1, len(X))
     names = [theorem.name for theorem in chosen]
     table = columns.table(names)
-    same = original_net.dtype == net.dtype  # then the weights have been read for it, if they ever were
-    description = {"architecture": net.arch.to_dict(), "fingerprint": (original_net if same else net).fingerprint}
+    read = original_net if original_net.dtype == net.dtype else net  # whose weights were read for it, if they ever were
+    description = {"architecture": net.arch.to_dict(), "fingerprint": read.fingerprint}
     checks = {"centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist()}
     checks |= {"network_device": str(original_net.device), "network_dtype": str(original_net.dtype)}
     manifest = manifest_of(description, str(net.device), variant, arithmetic, names, checks)
@@ -275,19 +265,19 @@ class _Columns:
     def add(self, theorem: Theorem, passes: Passes, marked: Sequence[bool], sample: int) -> None:
         """Add the rows of one theorem on one sample."""
         upper, sizes, columns = theorem.kind == "upper", passes.facts[0].sizes, list(self.rows.values())
-        for layer, layer_bound in enumerate(layer_bounds(theorem, passes, marked), 1):
-            unmet = [str(hypothesis) for hypothesis in layer_bound.hypotheses if not hypothesis.met]
-            met, bound, measured = not unmet, layer_bound.bound / TEN, layer_bound.measured / TEN
+        for layer, (log_bound, hypotheses, log_measured, noise) in enumerate(layer_bounds(theorem, passes, marked), 1):
+            unmet = [str(hypothesis) for hypothesis in hypotheses if not hypothesis.met]
+            met, bound, measured = not unmet, log_bound / TEN, log_measured / TEN
             size = sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
             # Two zeros, or two infinities, are equal.
             slack = 0.0 if bound == measured else bound - measured if upper else measured - bound
-            self.row_of += [len(columns[0])] * len(layer_bound.hypotheses)
-            self.hypotheses += layer_bound.hypotheses
+            self.row_of += [len(columns[0])] * len(hypotheses)
+            self.hypotheses += hypotheses
             row = (
                 theorem.name, sample, layer, theorem.quantity, theorem.kind,
                 met, met and (bound >= size if upper else bound == -math.inf), bound if met else None,
                 None if math.isnan(measured) else measured, size, slack if met and not math.isnan(slack) else None,
-                layer_bound.noise, "; ".join(unmet) or None,
+                noise, "; ".join(unmet) or None,
             )  # fmt: skip
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
@@ -299,9 +289,8 @@ class _Columns:
         parts = {name: list(map(attrgetter(name), distinct.values())) for name in HYPOTHESIS.to_schema()}
         structs = pl.DataFrame(parts, schema=HYPOTHESIS.to_schema()).to_struct("hypotheses")
         structs = structs.gather([places[id(hypothesis)] for hypothesis in self.hypotheses])
-        by_row = (
-            pl.DataFrame([pl.Series("row", self.row_of, dtype=pl.UInt32), structs]).group_by("row").agg("hypotheses")
-        )
+        of_rows = pl.DataFrame([pl.Series("row", self.row_of, dtype=pl.UInt32), structs])
+        by_row = of_rows.group_by("row").agg("hypotheses")
         table = pl.DataFrame(self.rows, schema={name: SCHEMA[name] for name in self.rows}).with_row_index("row")
         table = table.join(by_row, "row", "left").with_columns(pl.col("hypotheses").fill_null([])).select(list(SCHEMA))
         return table.sort(pl.col("theorem").cast(pl.Enum(theorems)), "sample", "layer")

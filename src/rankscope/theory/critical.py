@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate, without_rule
-from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
+from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, require, require_one_of
 from rankscope.metrics import valid_tokens
 from rankscope.nets import Transformer, active_heads
 from rankscope.nets import mask_matrix as matrix
 from rankscope.profiles import measure
-from rankscope.theory.hypotheses import outside
 from rankscope.theory.logs import TEN
+from rankscope.theory.theorem import outside
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
 from rankscope.theory.weight_norms import value_parts
 
@@ -131,20 +131,18 @@ class _Crossing:
 
 
 def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, tolerance: float) -> None:
-    if metric not in METRICS:
-        raise MetricError(one_of("metric", metric, METRICS), subject="metric")
-    if not (math.isfinite(high) and 0 <= low < high):
-        raise ArchitectureError(f"0 <= low < high must be finite weights; got {low} and {high}", subject="low")
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ArchitectureError(f"tolerance must be finite and > 0; got {tolerance}", subject="tolerance")
-    if reason := outside(net.arch):
-        message = f"no critical skip is defined with {reason}: measure variants instead"
-        raise ArchitectureError(message, subject="architecture")
-    if not applies(net):
-        message = f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)"
-        raise ArchitectureError(message, subject="architecture")
-    if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
-        raise ArchitectureError("no head is active: keep some with net.variant(heads=...)", subject="heads")
+    require_one_of("metric", metric, METRICS, MetricError)
+    sentence = f"0 <= low < high must be finite weights; got {low} and {high}"
+    require(math.isfinite(high) and 0 <= low < high, sentence, ArchitectureError, "low")
+    sentence = f"tolerance must be finite and > 0; got {tolerance}"
+    require(math.isfinite(tolerance) and tolerance > 0, sentence, ArchitectureError, "tolerance")
+    reason, kept = outside(net.arch), net.arch.kept_heads
+    sentence = f"no critical skip is defined with {reason}: measure variants instead"
+    require(not reason, sentence, ArchitectureError, "architecture")
+    sentence = f"no deviation rule for {', '.join(without_rule(net))}: try net.variant(kernel=...)"
+    require(applies(net), sentence, ArchitectureError, "architecture")
+    sentence = "no head is active: keep some with net.variant(heads=...)"
+    require(kept is None or any(kept), sentence, ArchitectureError, "heads")
     if not isinstance(X, Tensor) or not X.is_floating_point():
         got = X.dtype if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(f"tokens must be a floating tensor [batch, token, width]; got {got}", subject="X")
@@ -153,8 +151,8 @@ def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, to
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
     profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
     rate = float(slope(profile.curve(metric, "log10") * TEN).mean())
-    if math.isnan(rate):
-        raise TokensError("every sample must have a real token; one has none: drop it", subject="padding")
+    sentence = "every sample must have a real token; one has none: drop it"
+    require(not math.isnan(rate), sentence, TokensError, "padding")
     return rate
 
 
@@ -201,8 +199,7 @@ def _theory(
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
     if outcome.weight is None or scores_bounded or rows_alike:
         return outcome
-    common = fmean(at_token.common for at_token in exponents(outcome.weight))
-    if common <= 0:
+    if (common := fmean(at_token.common for at_token in exponents(outcome.weight))) <= 0:
         return outcome
     why = f"no norm keeps tokens from growing ({common:.2g} a layer there), and scores with them"
     return replace(outcome, why=f"{outcome.why}; {why}: the measured crossing may lie elsewhere")
@@ -233,20 +230,16 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
         if not W:
             continue
         if arch.kernel == "uniform":
-            visible = matrix(arch.mask_of(index), tokens)
-            factor = max(_spread_kept(visible[:n, :n].double()) for n in real)
+            visible = matrix(arch.mask_of(index), tokens).double()
+            averages = (M / M.sum(-1, keepdim=True) for M in (visible[:n, :n] for n in real))
+            spreads = (P - P.mean(-1, keepdim=True) for P in averages)
+            # `||res P0||_2`: the most of a residual that averaging over the mask leaves.
+            factor = max(_spectral(P - P.mean(0)) for P in spreads)
             size = factor * _spectral(torch.stack(W).sum(0))
         else:
             size = math.sqrt(max(real) / 2) * sum(map(_spectral, W))
         largest = max(largest, size)
     return 1 - largest, 1 + largest
-
-
-def _spread_kept(visible: Tensor) -> float:
-    """`||res P0||_2`: the most of a residual that averaging over the mask leaves."""
-    P = visible / visible.sum(-1, keepdim=True)
-    P = P - P.mean(-1, keepdim=True)
-    return _spectral(P - P.mean(0))
 
 
 def _spectral(W: Tensor) -> float:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import polars as pl
 from torch import Tensor
 
-from rankscope.errors import TheoremError
+from rankscope.errors import TheoremError, require
+from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest
@@ -16,7 +17,7 @@ from rankscope.sources import InputsLike, NetworkLike
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certify import Certificates, certify, leading
 from rankscope.theory.figures import depth_chart
-from rankscope.theory.views import DepthView
+from rankscope.theory.views import EXACT
 
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
 THEOREM = {"theorem": pl.String, "sample": pl.Int64, "kind": pl.String, "layer": pl.Int64, "says": pl.String}
@@ -53,29 +54,60 @@ class CollapseDepth(Result):
     @property
     def title(self) -> str:
         """Where tokens were measured to be uniform."""
-        return f"CollapseDepth to {self.threshold:g}: {self.view().uniform}"
+        return f"CollapseDepth to {self.threshold:g}: {self.uniform}"
 
     def sections(self) -> list[Section]:
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes."""
-        view, says = self.view(), {"upper": ("uniform", "by layer"), "lower": ("apart", "not up to layer")}
-        rows = [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in view.proved]
-        plots = [Plot("collapse", [("", depth_chart(view))])] if rows else []
+        says = {"upper": ("uniform", "by layer"), "lower": ("apart", "not up to layer")}
+        rows = [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in self.proved]
+        plots = [Plot("collapse", [("", self.charts()[0])])] if rows else []
         table = Table("", ("theorem", "proves tokens", "for every sample"), rows)
         sentence = "" if rows else "No theorem proves or excludes it for every sample."
         return [Section("Where tokens become the same", sentence, plots, [table])]
 
     def charts(self) -> list[Chart]:
         """What is measured and what is proved, a line for each theorem."""
-        return [depth_chart(self.view())]
+        return [depth_chart(self.proved, self.measured["layer"].to_list())]
 
-    def view(self) -> DepthView:
-        """What is measured by sample, and the weakest of what each theorem proves of every sample."""
-        proved = [
+    @property
+    def proved(self) -> list[tuple[str, str, int]]:
+        """(theorem, kind, layer), of theorems that prove something of every sample, the weakest: upper, uniform by that
+        layer; lower, not uniform up to it."""
+        return [
             (str(name), str(kind), max(layers) if kind == "upper" else min(layers))
             for (name, kind), part in self.guaranteed.group_by("theorem", "kind", maintain_order=True)
             if None not in (layers := part["layer"].to_list())
         ]
-        return DepthView(self.threshold, self.measured["layer"].to_list(), proved)
+
+    @property
+    def uniform(self) -> str:
+        """Where tokens were measured to be uniform, in words."""
+        layers, count = self.measured["layer"].drop_nulls().to_list(), len(self.measured)
+        if not count:
+            return "ranks alone were measured, which say nothing of how far apart tokens are"
+        if not layers:
+            return f"no sample of {count} is uniform at any layer"
+        last = f"uniform by layer {max(layers)}"
+        return (
+            f"{last}, in {counted(count, 'sample')}"
+            if len(layers) == count
+            else f"{len(layers)} of {count} samples {last}"
+        )
+
+    @property
+    def said(self) -> str:
+        """What was measured of uniformity, and what is proved, in a sentence or two."""
+        share = f"{self.threshold:g} of the tokens' size"
+        sentence = f"Measured to {share}: {self.uniform}."
+        upper, lower = (
+            sorted((layer, name) for name, kind, layer in self.proved if kind == side and name != EXACT)
+            for side in ("upper", "lower")
+        )
+        if upper:
+            sentence += f" Proved by layer {upper[0][0]} ({upper[0][1]})."
+        if lower:
+            sentence += f" Collapse to {share} is excluded up to layer {lower[-1][0]} ({lower[-1][1]})."
+        return sentence if upper or lower else f"{sentence} No theorem proves or excludes it."
 
 
 def collapse_depth(
@@ -111,8 +143,8 @@ def collapse_depth(
 
 def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
     """The collapse depth from certificates that were computed before."""
-    if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(f"threshold must be > 0, as in 1e-6; got {threshold!r}", subject="threshold")
+    known = isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0
+    require(known, f"threshold must be > 0, as in 1e-6; got {threshold!r}", TheoremError, "threshold")
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
     sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(

@@ -6,7 +6,7 @@ are those of one sample without its padding, masks those of its pass, padding an
 rounding: `rounding.py` has several passes'.
 
 Numbers are taken of a whole batch, on the device that the network is on (`observation.py`, and the files that it calls:
-`attention_numbers.py`, `token_sizes.py`, `halves.py`); then each of the classes below that is a `Generic[Number]` holds
+`attention_numbers.py`, `readings.py`); then each of the classes below that is a `Generic[Number]` holds
 tensors with an entry for each sample. A theorem gets floats.
 """
 
@@ -58,7 +58,7 @@ class HalfFacts(Generic[Number]):
     """`||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none."""
     log_longest: Number  # The longest token of the branch
     log_stretch: Number
-    """Differences between tokens grow at most so much, by measured factors of each part (`factors.py`)."""
+    """Differences between tokens grow at most so much, by measured factors of each part (`upper_bounds.py`)."""
     ranks: tuple[tuple[Number, Number, Number], ...]
     """Each norm's (affine rank before, after, the most it may take away)."""
     clear: Number  # Whether the ranks after are plain: no singular value lies where rounding decides if it counts
@@ -68,13 +68,25 @@ class HalfFacts(Generic[Number]):
 
 
 @dataclass(frozen=True)
+class Agreement(Generic[Number]):
+    """How far perturbed copies and float64 agree with the pass itself on the tokens after a layer."""
+
+    difference: Number  # Of the copies' tokens, the largest, as `state_distance` has it
+    float64_difference: Number
+    """How far float64's deviation is from this one, as a share of it, where float64 can see."""
+    lost: Number  # Whether a token that was not zero before the layer is too short after it
+    undecided: Number  # Whether a copy disagrees on the order of steep scores
+    elsewhere: Number  # Whether a copy attends to other tokens by steep scores
+
+
+@dataclass(frozen=True)
 class LayerNumbers(Generic[Number]):
     """What a layer did to these tokens; NaN where no theorem about such a network asks: oscillations beside a norm,
     factors of attention and exact ones beside a norm or an MLP."""
 
     log_oscillation: Number  # The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows
     log_oscillation_factor: Number
-    """Factors of the composite residual through attention (`factors.py`), from loose to exact."""
+    """Factors of the composite residual through attention (`upper_bounds.py`), from loose to exact."""
     log_attention_factor: Number
     log_exact_factor: Number
     log_averaging: Number  # `sum_h tau_h ||W_h||_2`, tau Dobrushin's coefficient
@@ -91,23 +103,17 @@ class LayerFacts(LayerNumbers[float]):
     halves: tuple[HalfFacts[float], ...]
 
 
-@dataclass(frozen=True)
-class MaskFacts:
-    """What theorems ask about whom tokens see in a layer."""
-
-    graph: MaskGraph
-    views: int  # How many sets of visible tokens differ
-
-    @classmethod
-    def of(cls, M: Bool[Tensor, "token token"]) -> "MaskFacts":
-        """The facts of a mask, computed once for equal masks."""
-        return _mask_facts(len(M), M.numpy().tobytes())
+def _once(memo: dict[Hashable, Any], key: Hashable, compute: Callable[[], Result]) -> Result:
+    if key not in memo:
+        memo[key] = compute()
+    return cast(Result, memo[key])
 
 
 @lru_cache(maxsize=16)
-def _mask_facts(n: int, entries: bytes) -> MaskFacts:
+def _mask_facts(n: int, entries: bytes) -> tuple[MaskGraph, int]:
+    """(a mask as a graph, how many sets of visible tokens differ in it), computed once for equal masks."""
     M = torch.from_numpy(np.frombuffer(entries, dtype=np.bool_).reshape(n, n).copy())
-    return MaskFacts(matrix_graph(M), len(set(map(bytes, M.numpy()))) if n else 1)
+    return matrix_graph(M), len(set(map(bytes, M.numpy()))) if n else 1
 
 
 @dataclass(frozen=True)
@@ -134,22 +140,15 @@ class Facts:
 
     def of_network(self, name: str, compute: Callable[[], Result]) -> Result:
         """A number that depends on the network alone, computed once for all samples and passes."""
-        return self._once(name, compute)
+        return _once(self.memo, name, compute)
 
     def of_tokens(self, name: str, compute: Callable[[], Result]) -> Result:
         """A number that depends on the tokens at layer 0 alone, computed once for all passes."""
-        return self._once((name, self.sample), compute)
+        return _once(self.memo, (name, self.sample), compute)
 
     def of_pass(self, key: Hashable, compute: Callable[[], Result]) -> Result:
         """A result that depends on these facts alone, computed once for all theorems."""
-        if key not in self.memo_of_pass:
-            self.memo_of_pass[key] = compute()
-        return cast(Result, self.memo_of_pass[key])
-
-    def _once(self, key: Hashable, compute: Callable[[], Result]) -> Result:
-        if key not in self.memo:
-            self.memo[key] = compute()
-        return cast(Result, self.memo[key])
+        return _once(self.memo_of_pass, key, compute)
 
     @property
     def arch(self) -> Architecture:
@@ -174,14 +173,23 @@ class Facts:
     @cached_property
     def graph(self) -> MaskGraph:
         """The mask of the first layer as a graph on these tokens."""
-        return MaskFacts.of(self.mask).graph
+        return _mask_facts(len(self.mask), self.mask.numpy().tobytes())[0]
 
     @cached_property
     def distinct_views(self) -> int:
         """The most different sets of visible tokens in any layer: 1 where all tokens see the same."""
-        return max(MaskFacts.of(M).views for M in self.visible.values())
+        return max(_mask_facts(len(M), M.numpy().tobytes())[1] for M in self.visible.values())
 
     @property
     def inflation(self) -> float:
         """log of kappa: the mean-centred residual is at most `2 (1 - 1/n)` times the smallest."""
         return log(2 * (1 - 1 / self.token_count)) if self.centre == "mean" else 0.0
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The facts of one sample: of the pass itself, then of its perturbed copies; and how far they agree."""
+
+    facts: tuple[Facts, ...]
+    agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
+    memo: dict[str, Any] = field(default_factory=dict)  # Results that depend on these passes alone, by name

@@ -1,17 +1,19 @@
-"""Figures of certificates: bounds next to what is measured, layers where theorems prove collapse.
+"""Figures and sections of certificates: bounds next to what is measured, where theorems prove collapse, what fails.
 
 `Certificates`, `CollapseDepth`, the report and the explorer show what is described here.
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
 
-from rankscope.errors import TheoremError
+from rankscope.errors import TheoremError, require
 from rankscope.figures import description as fig
 from rankscope.figures import power
-from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
+from rankscope.results import Plot, Section, Table, sentence
+from rankscope.theory.views import EXACT, RANK, BoundView, failed_hypotheses, plotted_quantities, quantity
 
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip
@@ -26,12 +28,10 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
     size, and the bounds of each theorem as far as its hypotheses are met, lower ones dashed; hollow marks
     where a bound is vacuous. `table` is `Certificates.table`."""
     samples = table["sample"].unique().to_list()
-    if sample not in samples:
-        raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}", subject="sample")
+    require(sample in samples, f"sample must lie in 0..{len(samples) - 1}; got {sample}", TheoremError, "sample")
     table = table.filter(sample=sample)
     shown = plotted_quantities(table)
-    if not shown:
-        raise TheoremError("a figure needs a size to draw; ranks alone were certified", subject="theorems")
+    require(shown, "a figure needs a size to draw; ranks alone were certified", TheoremError, "theorems")
     panels, index = [], 0
     for name in shown:
         rows = table.filter(quantity=name)
@@ -43,9 +43,8 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
                 lines.append(_bound(part, theorem, index))
                 index += 1
         lines.append(_line(first, "log10_measured", "measured", "ink", marker="dot", width=2.6))
-        lines.append(
-            _line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4)
-        )  # seen on the former
+        # Seen on the former.
+        lines.append(_line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4))
         logs = np.concatenate([line.y for line in lines])
         depth = int(first["layer"].to_numpy().max(initial=1))
         words = quantity(name)
@@ -95,10 +94,10 @@ def proved_shares(metric: str, guarantees: pl.DataFrame, samples: int) -> dict[s
     return bounds
 
 
-def depth_chart(depth: DepthView) -> fig.Chart:
+def depth_chart(proved: list[tuple[str, str, int]], by_sample: list[int | None]) -> fig.Chart:
     """A row for each theorem that proves something of every sample: blue from where tokens are proved
     uniform, red up to where that is excluded; dotted, where each sample is measured to be uniform."""
-    proved, measured = depth.proved, sorted({layer for layer in depth.measured if layer is not None})
+    measured = sorted({layer for layer in by_sample if layer is not None})
     end = max([layer for *_, layer in proved] + measured, default=1) + 1
     marks: list[fig.Line | fig.Spans] = []
     for kind, name, index in (("upper", "proved uniform", 0), ("lower", "proved apart", 1)):
@@ -118,3 +117,66 @@ def depth_chart(depth: DepthView) -> fig.Chart:
     panel = fig.Panel(fig.Axis("layer", last=end, range=(0.0, float(end))), y, marks)
     says, size = "Where each theorem proves tokens uniform or apart.", (6.4, 1.3 + 0.32 * max(len(proved), 1))
     return fig.Chart([panel], columns, says, shared=True, size=size)
+
+
+def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame, broken: int) -> Section:
+    """The theorems whose hypotheses are met from layer 1 on, with the figure of the first sample."""
+    rows = [[*_numbers(view), view.sign, view.proved, view.slack] for view in bounds if view.met_to]
+    drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
+    plots = [] if drawable.is_empty() else [Plot("bounds", [("", bounds_chart(table, int(drawable["sample"][0])))])]
+    notes = ["A measurement contradicts a theorem: please report this network."] if broken else []
+    unmet = [view.theorem for view in bounds if not view.met_to]
+    if unmet:
+        notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why, print() all of it.")
+    note = "Slack in decades. Figure: the first sample; table: the loosest." if rows else ""
+    headings = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
+    return Section(title, said, plots, [Table("", headings, rows, note=note)], notes)
+
+
+def _numbers(view: BoundView) -> list[str]:
+    """The theorem, what it is about, where it holds, and what is measured there."""
+    return [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured]
+
+
+def bounds_section(proved: Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]) -> Section:
+    """What is proved of each variant, from its table, its views, and how many guarantees are contradicted."""
+    plots, tables, notes = [], [], []
+    for k, (variant, (table, bounds, broken)) in enumerate(proved.items()):
+        if (table["quantity"] != RANK).any():
+            caption = sentence("bounds", "caption", variant=variant)
+            plots.append(Plot(f"bounds-{k}", [("", bounds_chart(table))], caption))
+        tables += [certificate_table(bounds, table, variant), failing_table(table, variant)]
+        if broken:
+            notes.append(sentence("bounds", "contradicted", variant=variant))
+    shown = [table for table in tables if table.rows]
+    return Section("What is proved", sentence("bounds", "lead"), plots, shown, notes, key="bounds")
+
+
+def certificate_table(bounds: list[BoundView], table: pl.DataFrame, variant: str) -> Table:
+    """A line per theorem that holds somewhere: at which layers, what it says at the last at which it says
+    something, next to the measurement. Those that hold nowhere are named beneath."""
+    rows = [
+        [*_numbers(view), f"{view.sign} {view.proved}" if view.state == "says" else view.proved, view.slack]
+        for view in bounds
+        if view.met_to
+    ]
+    none = [view.theorem for view in bounds if not view.met_to]
+    headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
+    notes = []
+    if rows:
+        notes.append("Vacuous: the theorem holds, but its bound says nothing new (as large as the tokens, or zero).")
+    if rows and table["sample"].n_unique() > 1:
+        notes.append("Numbers are those of the excerpt with the most slack.")
+    if none:
+        notes.append(f"A hypothesis fails from the first layer on, see below: {', '.join(none)}.")
+    return Table(f"Certificates: {variant}", headings, rows, note=" ".join(notes))
+
+
+def failing_table(table: pl.DataFrame, variant: str) -> Table:
+    """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
+    rows = [
+        [hypothesis.says, hypothesis.number, hypothesis.limit, ", ".join(hypothesis.theorems)]
+        for hypothesis in failed_hypotheses(table)
+    ]
+    headings = ["hypothesis", "found", "must be", "so not"]
+    return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True, folded=True)

@@ -50,16 +50,13 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled
-from rankscope.nets import active_heads
-from rankscope.nets.order import order
-from rankscope.theory import hypotheses as needs
-from rankscope.theory.factors import branches_recorded, product
+from rankscope.theory import theorem as needs
 from rankscope.theory.facts import Facts, HalfFacts
-from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, minus, plus, sized, times
-from rankscope.theory.sphere import of_one_length, one_length
-from rankscope.theory.theorem import Evaluation, by_layer, refusal, theorem
+from rankscope.theory.theorem import Evaluation, Hypothesis, by_layer, refusal, theorem
+from rankscope.theory.upper_bounds import branches_recorded, product
 from rankscope.theory.weight_norms import lost, of_heads
+from rankscope.theory.wu2024 import directions, of_one_length, one_length
 
 
 def _skips(facts: Facts, factor: Callable[[HalfFacts[float]], float]) -> Evaluation:
@@ -86,17 +83,6 @@ def aligned_skip(facts: Facts) -> Evaluation:
 UNREACHED = 1e-14  # Directions that rows of length one reach by less than this count as not reached
 
 
-def _written(facts: Facts, index: int) -> Tensor:
-    """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are small."""
-    layer = facts.net.weights.layers[index]
-    parts = [of_heads(layer.attention.output.weight, active_heads(facts.arch, index), 0).flatten(0, 1)]
-    if facts.arch.mlp != "none":
-        parts.append(facts.net.blocks[index].mlp.down.weight)
-    rows = torch.cat(parts).double()
-    rows = rows / rows.abs().amax(-1, keepdim=True).clamp(min=5e-324)
-    return torch.nn.functional.normalize(rows, dim=-1)
-
-
 def _basis(rows: Tensor) -> Tensor:
     """An orthonormal basis of the row space; where that is plainly everything, without decomposing it."""
     width = rows.shape[-1]
@@ -111,9 +97,12 @@ def _bases(facts: Facts) -> Iterator[Tensor]:
     """By layer, an orthonormal basis of all that branches write up to it."""
     width, like = facts.arch.width, facts.net.weights.like
     basis = torch.zeros(0, width, dtype=torch.float64, device=like.device)
-    for index in range(facts.depth):
+    for block in facts.net.blocks:
         if len(basis) < width:
-            basis = _basis(torch.cat([basis, _written(facts, index)]))
+            parts = [of_heads(block.weights.attention.output.weight, block.active_heads, 0).flatten(0, 1)]
+            parts += [] if facts.arch.mlp == "none" else [block.mlp.down.weight]
+            # Of length one: values may be as large as outputs are small.
+            basis = _basis(torch.cat([basis, directions(torch.cat(parts).double())]))
         yield basis
 
 
@@ -122,11 +111,10 @@ def untouched(facts: Facts) -> Evaluation:
     """mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write"""
     arch, width = facts.arch, facts.arch.width
     weight = math.prod(needs.skips(arch))
-    sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
     fixed = [
         needs.above("|weight| of the skips", weight, 0),
         needs.equal("norms after a skip's sum", needs.normed_sums(arch), 0),
-        needs.equal("norms after a branch", sandwich, 0),
+        needs.equal("norms after a branch", needs.normed_branches(arch), 0),
         *branches_recorded(facts),
     ]
     if refused := refusal(facts, fixed, of_averages=False):
@@ -134,10 +122,10 @@ def untouched(facts: Facts) -> Evaluation:
     bases = facts.of_network("written", lambda: list(_bases(facts)))
     left = [width - len(basis) for basis in bases]
     bounds = [
-        _kept(facts, layer, basis) if directions else -math.inf
-        for layer, (basis, directions) in enumerate(zip(bases, left, strict=True), 1)
+        _kept(facts, layer, basis) if count else -math.inf
+        for layer, (basis, count) in enumerate(zip(bases, left, strict=True), 1)
     ]
-    moving = [needs.above("directions that no branch writes to", float(directions), 0) for directions in left]
+    moving = [needs.above("directions that no branch writes to", float(count), 0) for count in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
 
 

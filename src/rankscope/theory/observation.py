@@ -3,52 +3,49 @@
 Called by `certify.py`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go through
 the network as one batch:
 
-1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `float64_pass.py` does.
-2. While a block's record is there, its attention is read (`attention_numbers.py`, `agreement.py`).
-3. Its hidden states wait until they are read (`token_sizes.py`, `agreement.py`, `halves.py`): those of several layers
-   as one batch, which spares a GPU kernels.
+1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `rounding.py` does.
+2. While a block's record is there, its attention is read (`attention_numbers.py`, `rounding.py`).
+3. Its hidden states wait until they are read (`readings.py`, `rounding.py`): those of several layers as one batch,
+   which spares a GPU kernels.
 4. All numbers leave the device together, and become the `Facts` of each sample and copy.
 
 On a GPU steps 1 to 3 are a captured graph (`deviation/replay.py`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies, at_layer, replay
+from rankscope.deviation import HalfRecord, Scaled, State, applies, at_layer, replay
 from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
 from rankscope.deviation.perturbation import is_cached
 from rankscope.deviation.structures import NumberTable, joined_by_form, parts, samples, tensors_of
 from rankscope.nets import PassSettings, Transformer, active_heads
-from rankscope.nets.order import order
 from rankscope.nets.weights import Structure
 from rankscope.shapes import Float
-from rankscope.theory.agreement import Agreement, agreement, pattern_agreement
-from rankscope.theory.attention_numbers import AttentionOfLayer
-from rankscope.theory.device_norms import DeviceNorms, PackedNorms, packed, unpacked
-from rankscope.theory.facts import Centre, Facts, HalfFacts, LayerFacts, LayerNumbers, PerSample, TokenSizes
-from rankscope.theory.float64_pass import Float64Pass, FollowedStates, float64_records
-from rankscope.theory.halves import half_facts
-from rankscope.theory.hypotheses import normed_sums, skips
-from rankscope.theory.token_sizes import token_sizes
+from rankscope.theory.attention_numbers import AttentionOfLayer, DeviceNorms, PackedNorms, packed, unpacked
+from rankscope.theory.facts import (
+    Agreement,
+    Centre,
+    Facts,
+    HalfFacts,
+    LayerFacts,
+    LayerNumbers,
+    Passes,
+    PerSample,
+    TokenSizes,
+)
+from rankscope.theory.readings import half_facts, token_sizes
+from rankscope.theory.rounding import Float64Pass, FollowedStates, agreement, float64_records, pattern_agreement
+from rankscope.theory.theorem import normed_branches, normed_sums, skips
 from rankscope.theory.weight_norms import WeightNorms
 
 AT_ONCE = {"cpu": 2**22}
 """Bytes of hidden states that are read in one go, by device: on the CPU what its cache holds, else 2^30."""
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The facts of one sample: of the pass itself, then of its perturbed copies; and how far they agree."""
-
-    facts: tuple[Facts, ...]
-    agreement: tuple[Agreement[float], ...]  # By layer, 0 the input
-    memo: dict[str, Any] = field(default_factory=dict)  # Results that depend on these passes alone, by name
 
 
 def observe(
@@ -195,15 +192,19 @@ class _Observer:
         float64_pass = None
         if self.deviates and self.copies and not net.arch.parts:
             float64_pass = Float64Pass(net, self.inputs.settings)
-        for index, record in enumerate(self._records()):
+        if self.deviates:
+            found = records(net, self.first, recording_rules(net, self.settings, self.copies))
+        else:
+            found = float64_records(net, self.first, self.settings, self.copies)
+        for index, record in enumerate(found):
             if net.streamed:
                 norms = self.norms.of(net, index)
                 self.layer_norms += unpacked(packed([norms], net.device), [len(norms[0].columns)])
-            before, passes = passes[0], self._passes(record.state)
+            block, before, passes = net.blocks[index], passes[0], self._passes(record.state)
             by_float64 = None
             if float64_pass is not None:
-                by_float64 = float64_pass.follow(net.blocks[index], before, passes[0])
-            attention = AttentionOfLayer(net, self.settings, index, record, self.layer_norms[index], self.centre)
+                by_float64 = float64_pass.follow(block, before, passes[0])
+            attention = AttentionOfLayer(block, self.settings, record, self.layer_norms[index], self.centre)
             self.numbers.append(attention.numbers())
             of_patterns, averaging = pattern_agreement(self._passes(record.attention)), self.numbers[-1].log_averaging
             waiting = record.halves, averaging, before, passes, of_patterns, by_float64
@@ -213,12 +214,6 @@ class _Observer:
         by_layer = tuple(self.sizes), tuple(zip(self.numbers, self.halves, strict=True)), tuple(self.agreement)
         table, numbers = NumberTable.of(by_layer, len(self.first.log))
         return Observation(numbers, table, self.first, tuple(self.branches))
-
-    def _records(self) -> Iterator[BlockRecord]:
-        """What each block does."""
-        if self.deviates:
-            return records(self.net, self.first, recording_rules(self.net, self.settings, self.copies))
-        return float64_records(self.net, self.first, self.settings, self.copies)
 
     def _passes(self, structure: Structure) -> tuple[Structure, ...]:
         """The samples alone, then each copy of them."""
@@ -244,19 +239,14 @@ class _Observer:
 
     def _read_blocks(self, layers: Sequence[int], blocks: _WaitingBlock) -> None:
         """Read the blocks of these layers, whose samples follow each other."""
+        arch = self.net.arch
         agree = agreement(blocks.before, blocks.passes, blocks.of_patterns, blocks.by_float64)
         self.agreement += parts(agree, len(layers))
         weights = [self.net.weights.layers[layer] for layer in layers]
         mlp = torch.stack([self.layer_norms[layer].mlp for layer in layers])
-        read = [half_facts(self.net.arch, weights, half, blocks.log_averaging, mlp) for half in blocks.halves]
+        read = [half_facts(arch, weights, half, blocks.log_averaging, mlp) for half in blocks.halves]
         facts, branches = zip(*read, strict=True)
         self.halves += parts(facts, len(layers))
-        if _writes_beside_skips(self.net):
+        # Theorems ask for what branches add beside skips, with no norm after a sum or a branch.
+        if math.prod(skips(arch)) > 0 and not normed_sums(arch) and not normed_branches(arch):
             self.branches += parts(branches, len(layers))
-
-
-def _writes_beside_skips(net: Transformer) -> bool:
-    """True if theorems ask for what branches add: beside skips, with no norm after a sum or a branch."""
-    arch = net.arch
-    after = any(branch.after is not None for half in order(arch) for branch in half.branches)
-    return math.prod(skips(arch)) > 0 and not normed_sums(arch) and not after

@@ -4,20 +4,38 @@ Several passes, all but the first perturbed in their last digits (`deviation/per
 number several times, and a theorem is evaluated on each: how the outcomes are compared, moved outward, refused and
 marked is told in docs/theory.md ("Proofs that survive rounding") and set by the constants below. Norms of weights are
 rounded up where they are taken (`weight_norms.py`).
+
+How far the passes agree, layer by layer, is noted by `observation.py`: the pass itself, its copies (`agreement`), and
+float64. `Float64Pass` follows the pass in deviation arithmetic, with which it shares no formula. `float64_records`
+stands in its place for networks without deviation rules.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import cast
+from typing import NamedTuple, cast
 
+import torch
+from torch import Tensor
+
+from rankscope.deviation import (
+    BlockRecord,
+    DeviationPattern,
+    HalfRecord,
+    Scaled,
+    State,
+    at_layer,
+    can_skip,
+    must_compute,
+)
+from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
+from rankscope.deviation.perturbation import PerturbedPlain
+from rankscope.nets import Block, PassSettings, Plain, Transformer, traverse
 from rankscope.nets.kernels import kernel_of
-from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
-from rankscope.theory.observation import Passes
-from rankscope.theory.theorem import Evaluation, Theorem
+from rankscope.theory.facts import Agreement, Facts, Passes, PerSample
+from rankscope.theory.theorem import SOFTMAX, Evaluation, Hypothesis, Theorem
 
 COPIES = 2  # Perturbed passes beside the first
 AGREED = 1e-7
@@ -30,27 +48,22 @@ ARITHMETIC = 1e-12  # Outward by this share of the largest log so far: hundreds 
 ROUNDING = "its inputs are rounding"
 
 
-@dataclass(frozen=True)
-class LayerBound:
-    """A theorem at one layer: its bound moved outward, its hypotheses, and the measured value."""
-
-    bound: float  # NaN where a hypothesis is not met
-    hypotheses: list[Hypothesis]
-    measured: float
-    noise: bool  # True if the passes do not agree on the measured value
-
-
-def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> list[LayerBound]:
-    """Evaluate a theorem on the facts of several passes over one sample, at every layer from 1 on.
+def layer_bounds(
+    theorem: Theorem, passes: Passes, marked: Sequence[bool]
+) -> Iterator[tuple[float, list[Hypothesis], float, bool]]:
+    """Evaluate a theorem on the facts of several passes over one sample: of every layer from 1 on (its bound moved
+    outward, NaN where a hypothesis is not met; its hypotheses; the measured value; whether the passes disagree on it).
 
     `marked` says of each layer, from 0 on, whether its tokens are rounding noise (`noisy_layers`).
     """
     copies = passes.facts
     evaluations = [theorem.evaluate(facts) for facts in copies]
     measured = _measured(theorem, passes, evaluations)
-    size, float64_difference, rows = 1.0, 0.0, []
+    size, float64_difference = 1.0, 0.0
     for layer in range(1, copies[0].depth + 1):
-        hypotheses = _hypotheses(evaluations, layer)
+        # Met only where every pass meets them with room for rounding.
+        of_passes = zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True)
+        hypotheses = list(map(_decided, of_passes))
         bounds = [evaluation.bounds[layer - 1] for evaluation in evaluations]
         float64_difference = max(float64_difference, passes.agreement[layer].float64_difference)
         if float64_difference > SEEN:
@@ -63,8 +76,7 @@ def layer_bounds(theorem: Theorem, passes: Passes, marked: Sequence[bool]) -> li
             bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
             hypotheses += [] if refusal is None else [refusal]
         value, known = measured[layer - 1]
-        rows.append(LayerBound(bound, hypotheses, value, marked[layer] or not known))
-    return rows
+        yield bound, hypotheses, value, marked[layer] or not known
 
 
 def _measured(theorem: Theorem, passes: Passes, evaluations: Sequence[Evaluation]) -> list[tuple[float, bool]]:
@@ -109,12 +121,6 @@ def _alike(logs: Sequence[float], centre: str) -> bool:
         return True
     allowed = (LOOSE if centre == "argmin" else AGREED) * max(1.0, abs(max(logs, key=abs)) / 1e3)
     return bool(max(logs) - min(logs) <= allowed)
-
-
-def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesis]:
-    """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
-    of_passes = zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True)
-    return list(map(_decided, of_passes))
 
 
 @lru_cache(maxsize=1024)
@@ -169,3 +175,113 @@ def _exactly_zero(facts: Facts, layer: int) -> bool:
     heads = [layer_facts.heads for layer_facts in facts.layers[:layer]]
     blind = alike and any(not bool(norms.scores.any()) for norms in heads)  # attention that sees no token's content
     return blind or (kernel_of(arch.kernel).averages and any(not bool(norms.columns.any()) for norms in heads))
+
+
+RESOLVED = 1e-4  # The share of the tokens' size by which they must differ for float64 to see it
+WITHIN = 300.0  # The largest |log| of the size of tokens that float64 can hold: 1e+-130
+
+
+class FollowedStates(NamedTuple):
+    """A state of the samples, what float64 has in its place, and for which of them that says something."""
+
+    state: State
+    float64: State
+    followed: Tensor
+
+
+class Float64Pass:
+    """A float64 pass beside deviation arithmetic. It restarts from the deviation state wherever float64 could not
+    resolve the residual."""
+
+    def __init__(self, net: Transformer, settings: PassSettings) -> None:
+        self.rules = Plain(net.arch, settings)
+        self.X: Tensor | None = None
+        self.followed: Tensor | None = None  # True for samples whose tokens X still stands for
+        self.seen: Tensor | None = None  # True for samples whose tokens after the last block float64 resolves
+
+    def follow(self, block: Block, before: State, after: State) -> FollowedStates | None:
+        """The states after a block and float64's, which are to be compared where float64 can resolve them; None where
+        it can nowhere. The float64 tokens are asked as well: those of deviation arithmetic may be wrong."""
+        X, followed = self.X, self.followed
+        seen = visible_to_float64(before) if self.seen is None else self.seen
+        self.X = self.followed = self.seen = None
+        if not must_compute("float64_pass.seen", seen.any()):
+            return None
+        if X is None or followed is None:
+            X = before.tokens()
+        elif not can_skip("float64_pass.followed", followed):
+            X = torch.where(followed[:, None, None], X, before.tokens())
+        X = traverse(block, self.rules, X).state
+        finite = X.isfinite().flatten(1).all(1)
+        X = X.masked_fill(~finite[:, None, None], 0.0)
+        own_state = State.of(X, after.valid.mask)
+        self.seen = visible_to_float64(after)
+        self.X, self.followed = X, seen & finite & (visible_to_float64(own_state) | self.seen)
+        return FollowedStates(after, own_state, self.followed)
+
+
+def visible_to_float64(state: State) -> Tensor:
+    """True for samples whose tokens float64 can hold, and resolve what they differ by."""
+    size = state.log
+    return (state.R.log_size() - size > math.log(RESOLVED)) & (size.abs() < WITHIN)
+
+
+def float64_records(net: Transformer, first: State, settings: PassSettings, copies: int) -> Iterator[BlockRecord]:
+    """Run the network in float64 and give a record of each block: its attention pattern, and for a layer
+    without norms and MLP the branch that was added to the skip."""
+    rules = PerturbedPlain(net.arch, settings, copies=copies) if copies else Plain(net.arch, settings)
+    before, valid, weight = first.tokens(), first.valid.mask, net.arch.attention_skip
+    for block in net.blocks:
+        at_layer(block.index)
+        after, P, *_ = traverse(block, rules, before)
+        p = P.mean(-2)
+        deviations = Scaled.plain(P - p[:, :, None])
+        top = p.argmax(-1, keepdim=True)
+        visible = torch.ones(len(P), 1, *P.shape[-2:], dtype=torch.bool, device=P.device)
+        state, added = State.of(after, valid), State.of(after - weight * before, valid)
+        half = HalfRecord(State.of(before, valid), (), weight, added, state, state)
+        yield BlockRecord(state, _PatternMatrix(p, deviations, top, visible), None, (half,))
+        before = after
+
+
+class _PatternMatrix(DeviationPattern):
+    """An attention pattern kept as a matrix, whose rows need not sum to one."""
+
+    @cached_property
+    def Delta(self) -> Scaled:
+        return self.off_top
+
+    def matrix(self) -> Tensor:
+        return self.p[:, :, None] + self.off_top.value
+
+
+def agreement(
+    before: State, passes: Sequence[State], of_patterns: tuple[Tensor, Tensor], by_float64: FollowedStates | None = None
+) -> Agreement[PerSample]:
+    """The agreement on the tokens after a layer.
+
+    Args:
+        before: The tokens before the layer.
+        passes: The tokens after it, of the pass itself and of each copy.
+        of_patterns: The `pattern_agreement` of the layer.
+        by_float64: The tokens after it beside those of float64, if that sees any.
+    """
+    first, *copies = passes
+    difference = float64_difference = torch.zeros_like(first.log)
+    for copy in copies:
+        difference = torch.maximum(difference, state_distance(first, copy))
+    if by_float64 is not None:
+        float64_difference = state_distance(by_float64.state, by_float64.float64)
+        float64_difference = float64_difference.masked_fill(~by_float64.followed, 0.0)
+    return Agreement(difference, float64_difference, tokens_lost(before, first), *of_patterns)
+
+
+def pattern_agreement(patterns: Sequence[DeviationPattern]) -> tuple[Tensor, Tensor]:
+    """(`undecided`, `elsewhere`) of an `Agreement`, from the attention pattern of the pass itself and of each copy."""
+    first, *copies = patterns
+    # Two tensors, so that layers with steep scores and without have one form and are read together.
+    differ, attend = torch.zeros(2, len(first.p), dtype=torch.bool, device=first.p.device).unbind()
+    if copies and must_compute("agreement.steep", steep_scores(first).any()):
+        for copy in copies:
+            differ, attend = differ | undecided(first, copy), attend | attends_elsewhere(first, copy.matrix())
+    return differ, attend

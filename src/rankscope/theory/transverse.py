@@ -34,11 +34,11 @@ from torch import Tensor
 
 from rankscope.deviation import LOWEST, Deviation, Scaled, State
 from rankscope.deviation.state import ValidTokens
-from rankscope.errors import ArchitectureError, TokensError
+from rankscope.errors import ArchitectureError, TokensError, require
 from rankscope.nets import Architecture, Block, Layer, Mask, PassSettings, Transformer, traverse
 from rankscope.nets import mask_matrix as matrix
 from rankscope.shapes import Bool, Complex, Float
-from rankscope.theory.hypotheses import outside
+from rankscope.theory.theorem import outside
 
 Modes = Complex[Tensor, " mode"]
 
@@ -88,13 +88,11 @@ def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -
     """
     _refuse(arch)
     count = tokens if real is None else real
-    if count < 2:
-        raise TokensError(f"tokens that may differ must be at least 2; got {count}", subject="tokens")
+    require(count >= 2, f"tokens that may differ must be at least 2; got {count}", TokensError, "tokens")
     specs = {arch.mask_of(layer) for layer in range(arch.layers)}
     seen = [matrix(spec, tokens)[:count, :count] for spec in specs]
-    if any(not torch.equal(mask, seen[0]) for mask in seen):
-        message = f"layers must share one mask; got {arch.mask!r:.40}: use net.variant(mask=...)"
-        raise ArchitectureError(message, subject="mask")
+    message = f"layers must share one mask; got {arch.mask!r:.40}: use net.variant(mask=...)"
+    require(all(torch.equal(mask, seen[0]) for mask in seen), message, ArchitectureError, "mask")
     return _spectrum(seen[0])
 
 
@@ -104,8 +102,7 @@ def exponent(net: Transformer, x: Tensor, modes: Modes, *, relative: bool = Fals
     if not isinstance(x, Tensor) or x.shape != (net.arch.width,):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise TokensError(f"x must be one token [{net.arch.width}]; received {got}", subject="x")
-    if not bool(x.isfinite().all()):
-        raise TokensError("x must be finite; received a token with NaN or infinite entries", subject="x")
+    require(x.isfinite().all(), "x must be finite; received a token with NaN or infinite entries", TokensError, "x")
     with torch.no_grad():
         logs, length = _growth(net.to(torch.float64), x, modes)
     rates, common = slope(logs), float(slope(length))
@@ -130,15 +127,13 @@ def slope(logs: Float[Tensor, "*lines layer"]) -> Float[Tensor, "*lines"]:
 def _refuse(arch: Architecture) -> None:
     if arch.parts or not isinstance(arch.kernel, str):
         raise ArchitectureError("no exponent is known of parts of one's own: measure instead", subject="parts")
-    if reason := outside(arch):
-        raise ArchitectureError(f"no exponent is known with {reason}: measure instead", subject="architecture")
-    kernel = arch.kernel.partition(":")[0]
-    if kernel in KERNELS:
-        message = f"kernel {arch.kernel!r} has no exponent, {KERNELS[kernel]}: measure instead"
-        raise ArchitectureError(message, subject="kernel")
-    if arch.positions not in ("none", "absolute") and kernel != "uniform":
-        message = f"positions must be none or absolute; got {arch.positions!r}: measure instead"
-        raise ArchitectureError(message, subject="positions")
+    reason, kernel = outside(arch), arch.kernel.partition(":")[0]
+    require(not reason, f"no exponent is known with {reason}: measure instead", ArchitectureError, "architecture")
+    message = f"kernel {arch.kernel!r} has no exponent, {KERNELS.get(kernel)}: measure instead"
+    require(kernel not in KERNELS, message, ArchitectureError, "kernel")
+    message = f"positions must be none or absolute; got {arch.positions!r}: measure instead"
+    alike = arch.positions in ("none", "absolute") or kernel == "uniform"
+    require(alike, message, ArchitectureError, "positions")
 
 
 def _spectrum(visible: Bool[Tensor, "token token"]) -> Modes:

@@ -54,11 +54,6 @@ class HeadNorms:
     spectral: PerHead  # `||W_h||_2`
 
     @classmethod
-    def of(cls, arch: Architecture, index: int, layer: Layer) -> "HeadNorms":
-        """The norms of the heads of layer `index` (0-based)."""
-        return cls.of_layers(arch, active_heads(arch, index), [layer])[0]
-
-    @classmethod
     def of_layers(cls, arch: Architecture, heads: Sequence[int], layers: Sequence[Layer]) -> "list[HeadNorms]":
         """The norms of the same heads of several layers whose matrices have the same shapes."""
         attention = [layer.attention for layer in layers]
@@ -215,13 +210,9 @@ class MLPNorms:
     down: float = 0.0  # 2-norms of a gated MLP's matrices
 
     @classmethod
-    def of(cls, arch: Architecture, layer: Layer) -> "MLPNorms":
-        """`Lip(act) ||W_1|| ||W_2||`; infinite for a gated MLP, a product of two functions of the token."""
-        return cls.of_layers(arch, [layer])[0]
-
-    @classmethod
     def of_layers(cls, arch: Architecture, layers: Sequence[Layer]) -> "list[MLPNorms]":
-        """The constants of several layers whose matrices have the same shapes."""
+        """`Lip(act) ||W_1|| ||W_2||` of several layers whose matrices have the same shapes; infinite for a gated MLP, a
+        product of two functions of the token."""
         if layers[0].experts is not None:  # nothing is known of how far a mixture stretches differences
             return [cls(*[torch.inf] * 6)] * len(layers)
         if layers[0].mlp is None:
@@ -248,8 +239,7 @@ _lock = Lock()
 
 def once(key: Hashable, compute: Callable[[], Result]) -> Result:
     """The cached result under a key, or a new one, computed now and cached."""
-    cached = _cache.get(key)
-    if cached is not None:
+    if (cached := _cache.get(key)) is not None:
         return cast(Result, cached)
     computed = compute()
     with _lock:
@@ -347,25 +337,20 @@ class WeightNorms:
 
     def _keys(self, net: Transformer, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         layers: Any = net.weights.layers
-
-        def place(index: int) -> tuple[Any, int]:
-            """(what holds the layer, its number there): a streamed layer is another object each time."""
-            if isinstance(layers, StreamedLayers):
-                return layers.source, layers.numbers[index]
-            return layers[index], 0
-
-        def known(index: int) -> bool:
-            of, number = place(index)
-            cached = self._read.get((id(of), number))
-            return cached is not None and cached[0]() is of  # else another one may have its id since
-
-        unread = {(id(place(index)[0]), place(index)[1]): index for index in indices if not known(index)}
-        for group in [[index] for index in unread.values()] if net.streamed else [list(unread.values())]:
-            for index, digest in zip(group, digests([layers[index] for index in group]) if group else [], strict=True):
-                of, number = place(index)
-                self._read[id(of), number] = weakref.ref(of), digest
-        found = [self._read[id(place(index)[0]), place(index)[1]][1] for index in indices]
+        # What holds each layer, and its number there: a streamed layer is another object each time.
+        streamed = isinstance(layers, StreamedLayers)
+        places = [(layers.source, layers.numbers[index]) if streamed else (layers[index], 0) for index in indices]
+        keys, unread = [(id(of), number) for of, number in places], {}
+        for key, (of, _), index in zip(keys, places, indices, strict=True):
+            cached = self._read.get(key)
+            if cached is None or cached[0]() is not of:  # another one may have its id since
+                unread[key] = of, index
+        for group in [[item] for item in unread.items()] if net.streamed else [[*unread.items()]] if unread else []:
+            read = digests([layers[index] for _, (_, index) in group])
+            self._read.update(
+                (key, (weakref.ref(of), digest)) for (key, (of, _)), digest in zip(group, read, strict=True)
+            )
         return [
-            (digest, active_heads(net.arch, index), net.arch.mixes(index))
-            for digest, index in zip(found, indices, strict=True)
+            (self._read[key][1], active_heads(net.arch, index), net.arch.mixes(index))
+            for key, index in zip(keys, indices, strict=True)
         ]

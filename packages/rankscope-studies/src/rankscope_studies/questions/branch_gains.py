@@ -69,7 +69,7 @@ def _numbers(net: Transformer, records: Iterable[BlockRecord]) -> Iterator[Branc
     """The numbers of every branch and layer, read off the records of all blocks."""
     for index, record in enumerate(records):
         layer = net.weights.layers[index]
-        bound = _log10(MLPNorms.of(net.arch, layer).spectral)
+        bound = _log10(MLPNorms.of_layers(net.arch, [layer])[0].spectral)
         for half in record.halves:
             before, summed = log_sizes(half.before), log_sizes(half.summed)
             for branch in half.branches:

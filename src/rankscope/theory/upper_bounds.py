@@ -1,4 +1,4 @@
-"""Upper bounds of Dong et al. 2021: pure attention loses rank doubly exponentially, MLPs and skips slow it.
+"""Upper bounds: Dong et al. 2021 (doubly exponential; MLPs and skips slow it), and products of measured factors.
 
 In the measure `||A|| = sqrt(||A||_1 ||A||_inf)`, which has no triangle inequality, so that column and row sums are
 bounded apart. Proofs step by step: docs/theory.md.
@@ -24,6 +24,27 @@ A gated MLP, a product of two functions of the token, has no Lipschitz constant.
     c = 4 gamma beta H / sqrt d_qk,   beta = max_h ||W_QK,h||_1 max(||W_h||_1, ||W_h||_inf).
 
 An upper bound only: the skip keeps tokens apart, and lower bounds are in `lower_bounds.py`.
+
+**Measured factors** of pure attention, from loose to exact. A head multiplies the deviation R by `M_h = P_h - 1 q^T`
+for any row q, since rows of P sum to one:
+
+    ||res(SA(X))|| <= f ||R||,   f = sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf)).
+
+- **oscillation**: `|P_ij - p_j| <= p_j (e^{osc_i} - 1)`, osc_i the range of row i of E, however large scores are.
+- **attention**: M_h as measured, q the mean row.
+- **exact**: `||sum_h M_h R W_h|| / ||R||` as measured: the residual computed another way, whose slack is rounding.
+
+Bounds at layer l are products of l factors (times kappa, where |P - 1 p^T| is about p and the residual about the mean).
+
+**Any block** (Dobrushin 1956; LayerNorm, MLP). `D(X)` is the largest distance between two tokens. Averages
+with weights `P_i` and `P_j` differ by at most `tau(P) D`, tau half the largest L1 distance of two rows, in
+any norm. So, with whatever mask and positions,
+
+    D(sum_h P_h X W_h) <= (sum_h tau_h ||W_h||_2) D(X),    D(w X + branch) <= (|w| + its factor) D(X),
+    D(norm X) <= (max|gain| / min sd) D(X),                 sd over these tokens,
+    D(MLP X) <= Lip(act) ||W_1||_2 ||W_2||_2 D(X)           (gated: with the largest gate and value of these).
+
+The product over the parts of a block bounds D wherever attention averages. For trained transformers it is vacuous.
 """
 
 import math
@@ -32,11 +53,19 @@ from itertools import accumulate
 import numpy as np
 
 from rankscope.deviation import LOWEST
-from rankscope.theory import hypotheses as needs
+from rankscope.theory import theorem as needs
 from rankscope.theory.facts import Facts, LayerFacts
-from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import log, log_expm1, plus, times
-from rankscope.theory.theorem import Evaluation, Theorem, averaging, averaging_bound, by_layer, refusal, theorem
+from rankscope.theory.theorem import (
+    Evaluation,
+    Hypothesis,
+    Theorem,
+    averaging,
+    averaging_bound,
+    by_layer,
+    refusal,
+    theorem,
+)
 from rankscope.theory.weight_norms import EPS
 
 ROOT = 1.2564  # e^x <= 1 + 2x up to here (the root is 1.25643...)
@@ -48,17 +77,11 @@ def log_gamma(layer: LayerFacts) -> float:
     return 0.0 if o == -math.inf else max(0.0, log_expm1(o) - math.log(2) - o)
 
 
-def log_beta(layer: LayerFacts) -> float:
-    """log of the safe beta of Thm 2.3."""
-    columns, rows = layer.heads.log_beta
-    return times(0.5 * columns, 0.5 * rows)
-
-
 def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:
-    """log of `4 kappa gamma beta H / sqrt d_qk`, kappa from the centre."""
-    head_count = max(1, len(layer.heads.scores))
-    fixed = math.log(4 * head_count / facts.arch.divisor)
-    return times(fixed, facts.inflation, gamma, log_beta(layer))
+    """log of `4 kappa gamma beta H / sqrt d_qk`, kappa from the centre, beta the safe one of Thm 2.3."""
+    fixed = math.log(4 * max(1, len(layer.heads.scores)) / facts.arch.divisor)
+    columns, rows = layer.heads.log_beta
+    return times(fixed, facts.inflation, gamma, times(0.5 * columns, 0.5 * rows))
 
 
 def cubed(bases: list[float], start: float) -> list[float]:
@@ -115,16 +138,10 @@ PURE = [
 """Of pure attention: Thm 2.2, Thm 2.3, and Thm 2.3 with gamma = 1."""
 
 
-def log_lipschitz(facts: Facts, layer: LayerFacts) -> float:
-    """log of lambda, the skip around the MLP included."""
-    m = abs(facts.arch.mlp_skip)
-    return 0.5 * (log(m + layer.mlp.columns) + log(m + layer.mlp.rows))
-
-
 @theorem("dong2021-3.2", "Dong et al. 2021, Cor 3.2", "residual", "upper")
 def with_mlp(facts: Facts) -> Evaluation:
     """||res|| <= (4 gamma beta H lambda / sqrt d)^((3^L - 1)/2) ||res X||^(3^L), lambda of the MLPs"""
-    arch = facts.arch
+    arch, bases = facts.arch, []
     fixed = [
         needs.no_skip(arch),
         needs.no_norm(arch),
@@ -135,16 +152,11 @@ def with_mlp(facts: Facts) -> Evaluation:
     ]
     if refused := refusal(facts, fixed):
         return refused
-    bases = [times(log_base(facts, layer, log_gamma(layer)), log_lipschitz(facts, layer)) for layer in facts.layers]
+    m = abs(arch.mlp_skip)
+    for layer in facts.layers:
+        log_lipschitz = 0.5 * (log(m + layer.mlp.columns) + log(m + layer.mlp.rows))
+        bases.append(times(log_base(facts, layer, log_gamma(layer)), log_lipschitz))
     return averaging_bound(facts, cubed(bases, facts.sizes[0].residual), fixed)
-
-
-def log_cubic(facts: Facts, layer: LayerFacts) -> float:
-    """log of c, with kappa from the centre."""
-    if not len(layer.heads.scores):
-        return -math.inf
-    fixed = math.log(4 * len(layer.heads.scores) / facts.arch.divisor)
-    return times(fixed, facts.inflation, log_gamma(layer), max(layer.heads.log_beta))
 
 
 @theorem("dong2021-skip", "after Dong et al. 2021, section 3", "residual", "upper")
@@ -156,6 +168,61 @@ def with_skip(facts: Facts) -> Evaluation:
     if refused := refusal(facts, fixed):
         return refused
     for layer in facts.layers:
-        r = plus(times(log(abs(arch.attention_skip)), r), times(log_cubic(facts, layer), times(r, r, r)))
+        fixed_part = log(4 * len(layer.heads.scores) / arch.divisor)
+        c = times(fixed_part, facts.inflation, log_gamma(layer), max(layer.heads.log_beta))
+        r = plus(times(log(abs(arch.attention_skip)), r), times(c, times(r, r, r)))
         bounds.append(r)
     return averaging_bound(facts, bounds, fixed)
+
+
+CENTRED = {"mean": 0.0, "argmin": 2e-5}
+"""What a residual may be above the smallest, which linear programmes find to 1e-5: a quotient is off by as much."""
+
+
+def product(start: float, factors: list[float]) -> list[float]:
+    """Logs of the products of the first 1, 2, .. factors with the start."""
+
+    def longer(r: float, factor: float) -> float:
+        return math.nan if math.isnan(factor) else times(r, factor)
+
+    return [*accumulate(factors, longer, initial=start)][1:]
+
+
+def _by_factors(facts: Facts, factors: list[float], of_attention: list[Hypothesis]) -> Evaluation:
+    fixed = [*needs.pure_attention(facts.arch), *of_attention]
+    return refusal(facts, fixed) or averaging_bound(facts, product(facts.sizes[0].residual, factors), fixed)
+
+
+@theorem("oscillation", "this project", "residual", "upper")
+def oscillation(facts: Facts) -> Evaluation:
+    """||res|| <= product of sqrt(sum ||p (e^osc - 1)|| ||W_h||), always"""
+    factors = [times(layer.log_oscillation_factor, facts.inflation) for layer in facts.layers]
+    return _by_factors(facts, factors, attention_hypotheses(facts))
+
+
+@theorem("attention-factors", "this project", "residual", "upper")
+def attention(facts: Facts) -> Evaluation:
+    """||res|| <= product of sqrt(sum ||P_h - mean row|| ||W_h||)"""
+    return _by_factors(facts, [layer.log_attention_factor for layer in facts.layers], [needs.averages(facts.arch)])
+
+
+@theorem("exact-factors", "this project", "residual", "upper")
+def exact(facts: Facts) -> Evaluation:
+    """||res|| = product of ||sum (P_h - 1q) R W_h|| / ||R||"""
+    factors = [layer.log_exact_factor + CENTRED[facts.centre] for layer in facts.layers]
+    return _by_factors(facts, factors, [needs.softmax(facts.arch)])
+
+
+def branches_recorded(facts: Facts) -> list[Hypothesis]:
+    """A kernel without a rule in deviation arithmetic shows its branches only where nothing else is there."""
+    arch = facts.arch
+    return [] if arch.norm == "none" and arch.mlp == "none" else [needs.softmax(arch)]
+
+
+@theorem("dobrushin", "Dobrushin 1956, extended to blocks by this project", "diameter", "upper")
+def dobrushin(facts: Facts) -> Evaluation:
+    """largest distance <= product of (|w| + sum tau_h ||W_h||_2), max|gain| / min sd, Lip(MLP)"""
+    factors = [times(*(half.log_stretch for half in layer.halves)) for layer in facts.layers]
+    factors = [math.inf if math.isnan(factor) else factor for factor in factors]
+    bounds = product(facts.sizes[0].diameter, factors)
+    return averaging_bound(facts, bounds, [needs.averages(facts.arch), *branches_recorded(facts)])

@@ -1,7 +1,18 @@
-"""Tokens on a sphere: attention, orthogonal values, a norm that only scales (Wu et al. 2024, Thm 2, Cor 1).
+"""Bounds of Wu et al. 2024, in an explicit form: masked attention collapses exponentially, on a sphere too.
 
-`X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out). No token may
-be zero: a norm leaves it there. Let y_i be the directions, `m = min cos(y_i, y_j)`.
+**Thm 1**: if the mask graph has self-loops and a centre of eccentricity r, then after r layers every token carries
+at least `eps^r` of the centre, eps the smallest attention weight met on an edge: the product of r
+attention matrices has Dobrushin's coefficient at most `1 - eps^r`, so column by column the range of the
+tokens shrinks by it, and (Popoviciu) `||res||_F <= sqrt(N)/2 ||range||_2`:
+
+    mu(X(t)) <= B (sqrt N / 2) ||range(X_0)||_2 (1 - eps^r)^floor(t/r).
+
+One head: `B = ||W(0) ... W(t-1)||_2`. Several: each of the `H^t` paths contracts so, and
+`B = prod_t sum_h ||W_h(t)||_2`. Biases move all tokens alike and drop out.
+
+**Tokens on a sphere** (Thm 2, Cor 1): attention, orthogonal values, a norm that only scales. `X' = D A X W`, D > 0
+making every token of one length, W orthogonal (or a multiple, which D takes out). No token may be zero: a norm leaves
+it there. Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
 **Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
 reaches i in r steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
@@ -29,18 +40,93 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST
+from rankscope.deviation import LOWEST, Scaled
 from rankscope.deviation.norms import normalise
 from rankscope.nets import NormWeights, active_heads
 from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
-from rankscope.theory import hypotheses as needs
+from rankscope.theory import theorem as needs
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis
-from rankscope.theory.logs import log, times
-from rankscope.theory.masked_attention import connected, log_shrink, log_smallest, positive
-from rankscope.theory.theorem import Evaluation, averaging, by_layer, refusal, theorem
-from rankscope.theory.weight_norms import lost, value_parts
+from rankscope.theory.logs import log, log_of, sized, times
+from rankscope.theory.theorem import Evaluation, Hypothesis, averaging, by_layer, refusal, theorem
+from rankscope.theory.upper_bounds import product
+from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
+
+
+def log_values(facts: Facts) -> list[float]:
+    """The natural log of B at every layer."""
+    arch, device = facts.arch, facts.net.device
+    logs_by_layer: list[float] = []
+    heads = [active_heads(arch, index) for index in range(facts.depth)]
+    if all(len(active) == 1 for active in heads):
+        # The product as it is computed, and how far from it the true one may be: products can all but cancel.
+        so_far, g = torch.eye(arch.width, dtype=torch.float64, device=device), lost(arch.width)
+        off = scale = 0.0
+        for layer, (head,), layer_facts in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
+            value, output = value_parts(arch, layer, head)
+            W = value @ output
+            off = off * float(layer_facts.heads.spectral[0]) + g * float(so_far.norm() * W.norm())
+            off += g * float(so_far.norm() * value.norm() * output.norm())
+            so_far = so_far @ W
+            size = float(spectral_norm(so_far)) + off
+            if size == 0.0 or not math.isfinite(size):
+                return logs_by_layer + [log(size)] * (facts.depth - len(logs_by_layer))
+            so_far, off, scale = so_far / size, off / size, scale + math.log(size)
+            logs_by_layer.append(scale)
+        return logs_by_layer
+    return product(0.0, [log(float(layer_facts.heads.spectral.sum())) for layer_facts in facts.layers])
+
+
+def log_range(X: Float[Tensor, "token width"]) -> float:
+    """log of `||range X||_2`, the range of every entry over the tokens."""
+    spread = sized(Scaled.plain((X.amax(0) - X.amin(0))[None]))
+    return log_of(spread.value.norm(), spread.log[0])
+
+
+def connected(facts: Facts) -> list[Hypothesis]:
+    """One mask graph with self-loops (A1) and a centre."""
+    return [
+        needs.equal("different masks", len(facts.visible), 1),
+        needs.equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
+        needs.at_least("centres of the mask graph", len(facts.graph.centres), 1),
+    ]
+
+
+def log_smallest(facts: Facts, upto: int) -> float:
+    """log eps over the first layers."""
+    return min((layer.log_smallest for layer in facts.layers[:upto]), default=0.0)
+
+
+def positive(facts: Facts, upto: int) -> Hypothesis:
+    """eps is above zero: not underflown."""
+    return needs.above("smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True)
+
+
+def log_shrink(log_share: float) -> float:
+    """log(1 - share), from the log of the share."""
+    share = math.exp(log_share)
+    return -math.inf if share >= 1 else math.log1p(-share)
+
+
+@theorem("wu2024-1", "Wu et al. 2024, Thm 1, explicit", "mu", "upper")
+def masked(facts: Facts) -> Evaluation:
+    """mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)"""
+    arch, radius = facts.arch, facts.graph.radius
+    fixed = [*needs.pure_attention(arch), needs.averages(arch), *connected(facts)]
+    if refused := refusal(facts, fixed):
+        return refused
+    start = facts.of_tokens("range", lambda: log_range(facts.X)) + 0.5 * math.log(facts.token_count) - math.log(2)
+    bounds = []
+    for layer, B in enumerate(facts.norms.of_all("values", facts.net, lambda: log_values(facts)), 1):
+        if not radius:  # no centre, or one token alone
+            bounds.append(math.inf if radius is None else -math.inf)
+            continue
+        rounds = layer // radius
+        shrink = log_shrink(radius * log_smallest(facts, layer))
+        bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
+    hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
+    return Evaluation(bounds, hypotheses)
+
 
 ORTHOGONAL = 1e-9  # How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer
 NOT_NEGATIVE = 1e-9  # Measured cosines count as not negative from here on
@@ -154,10 +240,14 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
     return bounds
 
 
+def directions(X: Float[Tensor, "token width"]) -> Float[Tensor, "token width"]:
+    """The rows of length one, however large or small they are; zero where they are zero."""
+    return torch.nn.functional.normalize(X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324), dim=-1)
+
+
 def _least_cosine(X: Float[Tensor, "token width"]) -> float:
     """The smallest cosine of two tokens, less what rounding may have added."""
-    Y = X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324)
-    Y = torch.nn.functional.normalize(Y, dim=-1)
+    Y = directions(X)
     return float((Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)).min())
 
 
@@ -209,11 +299,10 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
 
     p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
     """
-    directions = normalise(converted(facts.first, Tensor.cpu), "scale", NormWeights(), 0.0)
-    c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
-    if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y
-        p = directions.tokens()[0] / heights[:, None]
-        log_unit = 0.0
+    state = normalise(converted(facts.first, Tensor.cpu), "scale", NormWeights(), 0.0)
+    c, e, log_unit = state.x.explicit()[0], state.R.value[0], float(state.R.log[0])
+    if float(state.x.log[0]) <= LOWEST:  # far apart: e is y
+        p, log_unit = state.tokens()[0] / heights[:, None], 0.0
     else:
         p = (float(c @ w) * e - (e @ w)[:, None] * c) / (heights * float(c @ w))[:, None]
     largest = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist").max()
