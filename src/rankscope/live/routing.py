@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import WatchError
-from rankscope.live.isolation import isolated, to_float64_device
+from rankscope.live.hooks import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TokenBatch
 from rankscope.profiles import Readings, read_tensor

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.blocks import describe_inner_stacks
-from rankscope.live.isolation import float64_device, isolated, to_float64_device
+from rankscope.live.hooks import float64_device, isolated, to_float64_device
 from rankscope.live.modules import submodules
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import Metric, Reading, Tokens, unit_of, valid_tokens

@@ -14,8 +14,8 @@ ends, in all of them.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -25,22 +25,17 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live import processes
+from rankscope.live.hooks import Replacements
 from rankscope.live.modules import submodules
 from rankscope.shapes import Float
 
 FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
 SAMPLED = 1024  # entries of hidden states by which processes find out whether they have the same
 ALIKE = 1e-2  # by how much of their size these may differ, as sums in another order do
-CONVERSIONS = (
-    "from_local",
-    "to_local",
-    "redistribute",
-    "full_tensor",
-)  # of DTensor; torch's functions do not show them
+CONVERSIONS = ("from_local", "to_local", "redistribute", "full_tensor")  # of DTensor
 WeightKey = tuple[int, str]  # a module by its id, and the name of the weight in it
 TokenCounts = tuple[Sequence[int], Sequence[int]]  # of integer arguments of a call, and of floating ones
-_followers: list[Callable[[Tensor, Tensor], None]] = []
-_originals: dict[str, Any] = {}  # the conversions as torch has them, while others stand in their place
+_conversions = Replacements()  # those of DTensor report their results
 
 
 class TensorParallel:
@@ -272,25 +267,12 @@ def local_tokens(x: Tensor) -> Tensor:
     return local_part(x.redistribute(placements=kept))  # type: ignore[attr-defined]
 
 
-@contextmanager
-def conversions_followed(follower: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+def conversions_followed(follower: Callable[[Tensor, Tensor], None]) -> AbstractContextManager[None]:
     """Inside, `follower` is called with the tensor and the result of every conversion to a `DTensor`, from one, and
     between two; torch's functions, by which tokens are followed through a block, do not show them."""
     if (DTensor := _distributed_tensor()) is None:  # nobody has made one
-        yield
-        return
-    if not _followers:
-        _originals.update({name: vars(DTensor)[name] for name in CONVERSIONS})
-        for name, original in _originals.items():
-            setattr(DTensor, name, _reporting(original))
-    _followers.append(follower)
-    try:
-        yield
-    finally:
-        _followers.remove(follower)
-        if not _followers:
-            for name, original in _originals.items():
-                setattr(DTensor, name, original)
+        return nullcontext()
+    return _conversions.heard_by(follower, [(DTensor, name, _reporting(vars(DTensor)[name])) for name in CONVERSIONS])
 
 
 def _reporting(conversion: Any) -> Any:
@@ -300,7 +282,7 @@ def _reporting(conversion: Any) -> Any:
     @wraps(function)
     def converted(x: Tensor, *args: Any, **named: Any) -> Any:
         result = function(x, *args, **named)
-        for follower in _followers:
+        for follower in _conversions.listeners:
             follower(x, result)
         return result
 

@@ -23,7 +23,7 @@ from rankscope.errors import WatchError
 from rankscope.live.attention.observer import Products
 from rankscope.live.attention.row_statistics import pattern_of
 from rankscope.live.attention.scores import AnyScores
-from rankscope.live.isolation import isolated
+from rankscope.live.hooks import isolated
 from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
 from rankscope.metrics import unit_of

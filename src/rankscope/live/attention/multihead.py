@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.live.isolation import isolated, without_dropout
+from rankscope.live.hooks import Replacements, isolated, without_dropout
 from rankscope.live.modules import hooked, submodules
 from rankscope.live.padding import arguments_of
+
+_nested_tensors = Replacements()  # encoders that would make them do not
 
 
 class MultiheadModules:
@@ -153,8 +155,6 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
 class _Off:
     """A stand-in for an attribute that is True: False while an encoder is watched, True when copied or pickled."""
 
-    watches = 0
-
     def __bool__(self) -> bool:
         return False
 
@@ -165,13 +165,6 @@ class _Off:
 @contextmanager
 def without_nested_tensors(encoders: Sequence[nn.TransformerEncoder]) -> Iterator[bool]:
     """Inside, torch's encoders make no nested tensors, which hooked layers do not take; True if some would have."""
-    using: list[Any] = [encoder for encoder in encoders if encoder.use_nested_tensor is not False]
-    for encoder in using:
-        encoder.use_nested_tensor = encoder.use_nested_tensor if isinstance(encoder.use_nested_tensor, _Off) else _Off()
-        encoder.use_nested_tensor.watches += 1
-    try:
+    using = [encoder for encoder in encoders if encoder.use_nested_tensor is not False]
+    with _nested_tensors.heard_by(None, [(encoder, "use_nested_tensor", _Off()) for encoder in using]):
         yield bool(using)
-    finally:
-        for encoder in using:
-            encoder.use_nested_tensor.watches -= 1
-            encoder.use_nested_tensor = encoder.use_nested_tensor if encoder.use_nested_tensor.watches else True

@@ -22,12 +22,10 @@ from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention.kernels import only_seen
 from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.live.hooks import is_traced
-from rankscope.live.isolation import without_dropout
+from rankscope.live.hooks import Replacements, is_traced, without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
-# For each watch, by module, the function to call with the attention of that module.
-_callbacks: list[dict[nn.Module, OnAttention]] = []
+_reports = Replacements()  # heard, for each watch, by a function to call with the attention of each module
 
 
 class TransformersInterface:
@@ -43,20 +41,13 @@ class TransformersInterface:
         """Inside, attention in the blocks is reported; neither models nor their configs are touched."""
         from transformers import AttentionInterface
 
-        interface: Any = AttentionInterface
         callbacks = {part: on_attention for block in blocks for part in block.modules()}
-        if not _callbacks:
-            interface.get_interface = _reporting(interface.get_interface)
-        _callbacks.append(callbacks)
-        try:
+        reporting = _reporting(AttentionInterface.get_interface)
+        with _reports.heard_by(callbacks, [(AttentionInterface, "get_interface", reporting)]):
             owner: Any = huggingface_model(blocks.model, blocks)
             ran = f"Attention ran with {owner.config._attn_implementation}"
             sentence = f"{ran}; what is read of it was computed a second time, without dropout."
             yield None if owner.config._attn_implementation == "eager" else sentence
-        finally:
-            _callbacks.remove(callbacks)
-            if not _callbacks:
-                interface.get_interface = interface.get_interface.__wrapped__
 
 
 def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | None:
@@ -98,7 +89,7 @@ def _reporting(get_interface: Any) -> Any:
 
         def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = function(module, *args, **kwargs)
-            for on_attention in [callbacks[module] for callbacks in _callbacks if module in callbacks]:
+            for on_attention in [callbacks[module] for callbacks in _reports.listeners if module in callbacks]:
                 call = InterfaceCall(function, result, module, args, kwargs)
                 parts: Any = {"scores": call.scores, "products": call.products}
                 on_attention(AttentionCall(pattern=call.pattern, head_outputs=result[0].detach, **parts))
