@@ -28,7 +28,7 @@ from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention_readings import IN_TURN
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
-from tests.live.attention.test_row_statistics import LargestTensor
+from tests.live.attention.test_scores import LargestTensor
 from tests.live.families import checks, seen
 from tests.live.gpt import GPT, HEADS, WIDTH, WORDS, gpt, words
 from tests.raising import raises

@@ -13,7 +13,7 @@ from itertools import islice
 
 from torch import nn
 
-from rankscope.errors import WatchError, one_of
+from rankscope.errors import WatchError, one_of, require
 from rankscope.live.modules import submodules, uncompiled
 
 Blocks = str | Sequence[str | nn.Module]  # the name of a stack or of a part with one in it, or the blocks
@@ -30,9 +30,9 @@ def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[
     """
     if isinstance(blocks, Mapping):
         strange = [name for name in blocks if not isinstance(name, str) or not name or "/" in name]
-        if strange or not blocks:
-            came = f"got {strange[0]!r}" if strange else "received none"
-            raise WatchError(f"blocks={{...}} must name each stack by a text without '/'; {came}", subject="blocks")
+        came = f"got {strange[0]!r}" if strange else "received none"
+        sentence = f"blocks={{...}} must name each stack by a text without '/'; {came}"
+        require(blocks and not strange, sentence, WatchError, "blocks")
         return dict(blocks)
     found = list(stacks(model)) if blocks is None else []
     if len(found) != 2:
@@ -67,10 +67,8 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
     if by_name:
         names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
         first, second = list(by_name)[:2]
-        way = (
-            f"name one, as in blocks={first!r}; watch and Monitor take several, {{'one': {first!r}, 'two': {second!r}}}"
-        )
-        holds = f"{what} holds {len(by_name)}: {names}: {way}"
+        several = f"watch and Monitor take several, {{'one': {first!r}, 'two': {second!r}}}"
+        holds = f"{what} holds {len(by_name)}: {names}: name one, as in blocks={first!r}; {several}"
         raise WatchError(f"blocks= must say which of several stacks of blocks is meant; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
@@ -170,16 +168,15 @@ def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
 
 def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Module]:
     """The blocks that a user listed, by name or as modules."""
-    if not blocks:
-        raise WatchError("blocks must name at least one block; received none", subject="blocks")
+    require(blocks, "blocks must name at least one block; received none", WatchError, "blocks")
     members = [_part(model, block) if isinstance(block, str) else block for block in blocks]
     ids = {id(module) for module in submodules(model)}
     for block in members:
         if not isinstance(block, nn.Module) or id(block) not in ids:
             sentence = f"blocks must be in {type(model).__name__}, or named; received another {type(block).__name__}"
             raise WatchError(sentence, subject="blocks")
-        if isinstance(block, nn.ModuleList):
-            raise WatchError("a ModuleList is never called: name it alone, blocks='encoder.layer'", subject="blocks")
+        sentence = "a ModuleList is never called: name it alone, blocks='encoder.layer'"
+        require(not isinstance(block, nn.ModuleList), sentence, WatchError, "blocks")
     return members
 
 

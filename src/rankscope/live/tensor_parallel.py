@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live import processes
 from rankscope.live.hooks import Replacements
 from rankscope.live.modules import submodules
@@ -133,8 +133,7 @@ class TensorParallel:
             if name and any(word in f"{name} {type(part).__name__}".lower() for word in ("attn", "attention"))
             for inner in part.modules()
         )
-        by_rows: set[int] = set()
-        not_by_rows: set[int] = set()
+        by_rows, not_by_rows = set[int](), set[int]()
         for part in parts or block.modules():
             weight = part._parameters.get("weight")
             if weight is not None and weight.ndim == 2 and not isinstance(part, nn.Embedding):
@@ -161,9 +160,9 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
                 continue
             key = (id(module), name)
             spec: Any = gathered_by_fsdp[key] if key in gathered_by_fsdp else getattr(weight, "_spec", None)
-            if spec is None and getattr(weight, "tensor_model_parallel", False):
-                came = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
-                raise WatchError(f"weights that are split must tell how; {came}", subject="model")
+            came = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
+            known = spec is not None or not getattr(weight, "tensor_model_parallel", False)
+            require(known, f"weights that are split must tell how; {came}", WatchError, "model")
             for axis, placement in enumerate([] if spec is None else spec.placements):
                 if spec.mesh.size(axis) == 1 or placement.is_partial():
                     continue
@@ -173,10 +172,10 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
                     copied.add(ranks)
                 elif not (weight.ndim == 3 and placement.dim == 0):  # experts, each whole on one process
                     groups[ranks], splits[key] = group, placement.dim % weight.ndim
-    if len(groups) > 1:
-        shown = " and ".join(str(list(ranks)) for ranks in groups)
-        sentence = f"all weights of a model must be split over the same processes; they are over {shown}"
-        raise WatchError(f"{sentence}: watch a model with one kind of tensor parallelism", subject="model")
+    shown = " and ".join(str(list(ranks)) for ranks in groups)
+    sentence = f"all weights of a model must be split over the same processes; they are over {shown}"
+    way = "watch a model with one kind of tensor parallelism"
+    require(len(groups) <= 1, f"{sentence}: {way}", WatchError, "model")
     if not groups:
         _refuse_plain_shards(model)
         return None
@@ -187,11 +186,9 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
 def _refuse_plain_shards(model: nn.Module) -> None:
     """Raise if transformers has split the weights of a model into plain tensors, as some of its versions do."""
     size = next((size for part in submodules(model) if (size := getattr(part, "_tp_size", None))), 1)
-    if isinstance(size, int) and size > 1:
-        came = (
-            f"those of this {type(model).__name__} are plain tensors, split over {size} processes: update transformers"
-        )
-        raise WatchError(f"weights that are split must tell how, as a DTensor does; {came}", subject="model")
+    what = f"those of this {type(model).__name__} are plain tensors, split over {size} processes"
+    sentence = f"weights that are split must tell how, as a DTensor does; {what}: update transformers"
+    require(not isinstance(size, int) or size <= 1, sentence, WatchError, "model")
 
 
 def _specs_under_fsdp(model: nn.Module) -> dict[WeightKey, Any]:
@@ -217,9 +214,9 @@ def refuse_context_parallel() -> None:
     tells."""
     DTensor = _distributed_tensor()
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
-    if FLASH_ATTENTION in getattr(dispatcher, "_custom_op_handlers", {}):
-        came = "with context parallelism this process has some of them: measure a probe, outside of it"
-        raise WatchError(f"a model must be called with all tokens of a sample; {came}", subject="model")
+    came = "with context parallelism this process has some of them: measure a probe, outside of it"
+    sentence = f"a model must be called with all tokens of a sample; {came}"
+    require(FLASH_ATTENTION not in getattr(dispatcher, "_custom_op_handlers", {}), sentence, WatchError, "model")
 
 
 def _distributed_tensor() -> Any:

@@ -67,17 +67,12 @@ def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | No
 
 def calls_torch(owner: Any) -> bool:
     """True if the files that a Hugging Face model is written in mention torch's attention or a softmax."""
-    files = {type(part).__module__ for part in owner.modules()}
-    return any(map(_mentions_attention, (name for name in files if not name.startswith("torch."))))
-
-
-def _mentions_attention(file: str) -> bool:
-    """True if the source of a Python module mentions torch's attention or a softmax, or cannot be read."""
+    files = {name for part in owner.modules() if not (name := type(part).__module__).startswith("torch.")}
     try:
-        text = inspect.getsource(sys.modules[file])
-        return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
-    except (KeyError, OSError, TypeError):  # a notebook has no file
+        texts = [inspect.getsource(sys.modules[file]) for file in files]
+    except (KeyError, OSError, TypeError):  # a notebook has no file: it may
         return True
+    return any("scaled_dot_product_attention" in text or "softmax(" in text.lower() for text in texts)
 
 
 def _reporting(get_interface: Any) -> Any:
@@ -146,7 +141,9 @@ class InterfaceCall:
                 options["window"] = (window - 1, window - 1)
             if isinstance(mask, Tensor):
                 options["mask"] = mask.detach().bool()[:, None, None, : key.shape[2]]
-        return AttentionScores(query=query, key=key, modified=_one_after_another(modifications), **options)
+        if modifications:  # one after another
+            options["modified"] = lambda scores, at: reduce(lambda s, modified: modified(s, at), modifications, scores)
+        return AttentionScores(query=query, key=key, **options)
 
     @property
     def file(self) -> str:
@@ -185,15 +182,6 @@ class InterfaceCall:
             return None
         lengths = ends.to(query.device, torch.long).diff()
         return torch.repeat_interleave(torch.arange(len(lengths), device=query.device), lengths)[None]
-
-
-def _one_after_another(
-    modifications: list[Callable[[Tensor, Tensor], Tensor]],
-) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What does to scores of some rows what each of these does; None if there are none."""
-    if not modifications:
-        return None
-    return lambda scores, at: reduce(lambda s, modified: modified(s, at), modifications, scores)
 
 
 def is_causal(module: nn.Module, named: dict[str, Any]) -> bool:
