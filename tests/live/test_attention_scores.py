@@ -23,7 +23,7 @@ import rankscope
 from rankscope.errors import MetricError, WatchError
 from rankscope.lab.module import Trainable
 from rankscope.live import AttentionCall, AttentionScores, Monitor
-from rankscope.live.attention import row_statistics as statistics
+from rankscope.live.attention import scores as statistics
 from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention_readings import IN_TURN
 from rankscope.metrics import metric

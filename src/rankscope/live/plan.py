@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of, require, require_one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.blocks import Blocks, NamedStacks, find_blocks, named_stacks, stacks
 from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
 from rankscope.live.left_out import LeftOut
-from rankscope.live.modules import own_parameters, submodules
+from rankscope.live.modules import Blocks, NamedStacks, find_blocks, named_stacks, own_parameters, stacks, submodules
 from rankscope.live.padding import is_decoder, is_decoder_name
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics

@@ -469,9 +469,9 @@ class Recorder:
             readings.states.read(*settled)
         call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
         if sorted(set(call.order)) != call.order and sorted(call.left) != [*range(1, len(call.left) + 1)]:
-            if self.plan.layers is not None:
-                came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
-                raise WatchError(f"layers= counts blocks in the order of their calls; {came}", subject="layers")
+            came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
+            sentence = f"layers= counts blocks in the order of their calls; {came}"
+            require(self.plan.layers is None, sentence, WatchError, "layers")
             readings.states.numbers = {layer: k for k, layer in enumerate(sorted(call.left), start=1)}
             self.totals.orders.add(tuple(call.order))
         self.totals.add(call, readings)

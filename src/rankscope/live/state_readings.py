@@ -24,10 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
-from rankscope.live.blocks import describe_inner_stacks
+from rankscope.errors import WatchError, require
 from rankscope.live.hooks import float64_device, isolated, to_float64_device
-from rankscope.live.modules import submodules
+from rankscope.live.modules import describe_inner_stacks, submodules
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import Metric, Reading, Tokens, unit_of, valid_tokens
 from rankscope.profiles import Readings, read_tensor
@@ -255,14 +254,13 @@ class RoutingReadings:
 
     def read(self, layer: int, output: Any) -> None:
         """Measure what a module in this layer returned, if it is a router."""
-        routing = routing_in(output)
-        if routing is None:
+        if (routing := routing_in(output)) is None:
             return
         scores, weights, chosen = routing
         batch, token = self.batch.shape
-        if layer in self.layers:
-            came = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
-            raise WatchError(f"a block must have one router for its routing to be read; {came}", subject="blocks")
+        came = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+        sentence = f"a block must have one router for its routing to be read; {came}"
+        require(layer not in self.layers, sentence, WatchError, "blocks")
         if chosen.shape[:-1].numel() != batch * token:
             self.other_shapes.append(tuple(chosen.shape))
             return
@@ -279,11 +277,10 @@ class RoutingReadings:
 
     def check(self) -> None:
         """Refuse a call in which metrics of routing were asked for and no router was seen."""
-        if not self.plan.wants("routing") or self.layers:
-            return
         came = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
         expected = f"a router of the blocks' {tuple(self.batch.shape)} tokens must return scores, weights and experts"
-        raise WatchError(f"{expected}; {came} came: watch metrics of tokens", subject="routing")
+        sentence = f"{expected}; {came} came: watch metrics of tokens"
+        require(self.layers or not self.plan.wants("routing"), sentence, WatchError, "routing")
 
 
 def arithmetic_of(weights: Iterable[Tensor], hidden: Tensor) -> torch.dtype:

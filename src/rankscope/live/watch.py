@@ -7,8 +7,8 @@
 Layer 0 is what the first block takes, layer l what block l returns. Metrics are computed in float64 on the
 device where the tensors are; only the numbers are kept.
 
-What happens, file by file: `watch` makes a `WatchPlan` for each stack of blocks (`plan.py`, which finds the
-`blocks.py`), and a `Watch` of a `StackWatch` for each (`stack_watch.py` goes on from there). Where a model has an
+What happens, file by file: `watch` makes a `WatchPlan` for each stack of blocks (`plan.py`, which finds them by
+`modules.py`), and a `Watch` of a `StackWatch` for each (`stack_watch.py` goes on from there). Where a model has an
 encoder and a decoder, each stack has its own layers, its own tokens and its own padding, as if it were watched alone.
 """
 
@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.blocks import Blocks, NamedStacks
 from rankscope.live.left_out import HeadsOut, Names, choose
-from rankscope.live.modules import is_compiled, refuse_scripted, submodules, uncompiled
+from rankscope.live.modules import Blocks, NamedStacks, is_compiled, refuse_scripted, submodules, uncompiled
 from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.live.stack_watch import AS_GIVEN, StackWatch
 from rankscope.metrics import MetricsLike

@@ -114,13 +114,16 @@ class ProjectedHeads:
         """Queries, keys or values by head `[batch, head, token, d]`; `part` is the place of their weights."""
         module, x, dtype = self.module, self.arguments[name].detach(), self.output.dtype
         x = x if module.batch_first else x.transpose(0, 1)
-        if module.in_proj_weight is None:
-            weight = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[part]
-        else:
-            weight = module.in_proj_weight.chunk(3)[part]
-        bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[part].detach().to(dtype)
-        y = nn.functional.linear(x.to(dtype), weight.detach().to(dtype), bias)
+        y = nn.functional.linear(x.to(dtype), *_input_projection(module, part, dtype))
         return y.reshape(*y.shape[:2], module.num_heads, -1).transpose(1, 2)
+
+
+def _input_projection(module: nn.MultiheadAttention, part: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias, in a dtype, that make queries (`part` 0), keys (1) or values (2)."""
+    separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    weight = separate[part] if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[part]
+    bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[part].detach().to(dtype)
+    return weight.detach().to(dtype), bias
 
 
 def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,10 +147,9 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
     `value` `[batch, token, width]`, not projected yet. Patterns with keys of the module's own (`bias_k`,
     `add_zero_attn`) do not come here: by their shape `attention_readings.py` leaves them out."""
     wide = torch.float64
-    weight = module.v_proj_weight if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[2]
-    V = value.to(wide) @ weight.to(wide).mT
-    if module.in_proj_bias is not None:
-        V = V + module.in_proj_bias.chunk(3)[2].to(wide)
+    weight, bias = _input_projection(module, 2, wide)
+    V = value.to(wide) @ weight.mT
+    V = V if bias is None else V + bias
     V = V.reshape(*V.shape[:-1], module.num_heads, -1).transpose(1, 2)
     return (pattern.to(wide) @ V).transpose(1, 2)
 

@@ -114,9 +114,9 @@ class Removal:
             raise WatchError(f"what is left out must run, or nothing changes; {came}", subject="without")
 
     def _call_begins(self, module: nn.Module, args: Any) -> None:
-        if self._depth and self._thread != get_ident():
-            came = f"a second called this {type(self.model).__name__} before the first call had ended"
-            raise WatchError(f"a model runs without some of its parts in one thread at a time; {came}", subject="model")
+        came = f"a second called this {type(self.model).__name__} before the first call had ended"
+        sentence = f"a model runs without some of its parts in one thread at a time; {came}"
+        require(not self._depth or self._thread == get_ident(), sentence, WatchError, "model")
         self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
             self._calls.clear()
@@ -313,7 +313,6 @@ class HeadsRemoval:
     def _left(self, block: nn.Module, args: Any, output: Any) -> None:
         """A block has returned: its heads must have been left out."""
         layer, self.layer, self.outputs = self.layer, None, None
-        if not self.done:
-            seen = "no Linear or Conv1D took what they gave" if self.begun else "its attention was not seen"
-            sentence = f"heads are left out where the output projection takes them; in layer {layer} {seen}"
-            raise WatchError(f"{sentence}: leave out the branch of attention instead", subject="heads")
+        seen = "no Linear or Conv1D took what they gave" if self.begun else "its attention was not seen"
+        sentence = f"heads are left out where the output projection takes them; in layer {layer} {seen}"
+        require(self.done, f"{sentence}: leave out the branch of attention instead", WatchError, "heads")
