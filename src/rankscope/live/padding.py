@@ -96,8 +96,8 @@ def library_of(module: nn.Module) -> str:
     """The library that documents the masks `[batch, token]` which a module takes; empty for one's own modules."""
     if type(module).__module__.startswith("torch.nn."):
         return "torch"
-    own = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)  # or derived from one
-    return "transformers" if own else ""
+    derived = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
+    return "transformers" if derived else ""
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:

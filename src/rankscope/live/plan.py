@@ -153,9 +153,9 @@ def make_plan(
     """
     modules = submodules(model) if modules is None else modules
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
-    here = offloaded or not any(map(attrgetter("is_meta"), own_parameters(modules)))
+    in_place = offloaded or not any(map(attrgetter("is_meta"), own_parameters(modules)))
     sentence = f"{type(model).__name__} must hold its weights; they are on the meta device: load them first"
-    require(here, sentence, WatchError, "model")
+    require(in_place, sentence, WatchError, "model")
     chosen = list(_default_metrics()) if metrics is DEFAULT_METRICS else chosen_metrics("watch", metrics)
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for name in kept:

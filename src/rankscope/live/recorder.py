@@ -100,10 +100,9 @@ class Recorder:
         self.failure: Exception | None = None  # the first error that was contained
         self.totals = WatchTotals()
         self._trained = False  # a training batch was read in train mode
-        # Made only where it is needed: with the recorder it is a cycle, whose tensors Python frees later.
-        self.projections = (
-            OutputProjectionFinder(self.on_contributions, plan.tensor_parallel) if plan.wants("heads") else None
-        )
+        self.projections: OutputProjectionFinder | None = None
+        if plan.wants("heads"):  # else not: with the recorder it is a cycle, whose tensors Python frees later
+            self.projections = OutputProjectionFinder(self.on_contributions, plan.tensor_parallel)
         self._call: ModelCall | None = None  # the call that is being measured
         self._thread: Thread | None = None  # the thread that this call runs in
         self._made_in = get_ident()
@@ -291,9 +290,9 @@ class Recorder:
                 call.open.clear()
                 return
         if len(call.open) == 1:  # an observer may follow attention anyway
-            self._follows = not self.multihead and (call.readings is None or not self.plan.layout_known)
-            if self._follows and any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners):
-                self._follows = False
+            unknown = not self.multihead and (call.readings is None or not self.plan.layout_known)
+            followed = any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners)
+            self._follows = unknown and not followed
             if self._follows and self._tracer is None:
                 self._tracer = FunctionTracer(self._take_evidence)
         if listeners := self._listeners():

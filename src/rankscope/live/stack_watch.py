@@ -40,15 +40,9 @@ class StackWatch:
     `WatchedBlocks.modules` gives, if the caller has it."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        plan: WatchPlan,
-        *,
-        compiled: bool = False,
-        contained: bool = False,
-        of_this_thread: bool = False,
-        modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
-    ) -> None:
+        self, model: nn.Module, plan: WatchPlan, *, compiled: bool = False, contained: bool = False,
+        of_this_thread: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.plan = model, plan
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
@@ -113,12 +107,7 @@ class StackWatch:
         return StackWatch(self.model, plan, compiled=self._compiled, contained=self._contained, modules=self._modules)
 
     def profile(self, variant: str = AS_GIVEN) -> Profile:
-        """What was measured so far, under the name `variant`, as `measure` gives it; samples are numbered on from call
-        to call.
-
-        Raises:
-            WatchError: Nothing was measured; the message says why.
-        """
+        """What was measured so far, under the name `variant`; as in `Watch.profile`."""
         totals = self._recorder.totals
         sentence = "the model was not called in watch: call model(...), not its forward"
         require(totals.calls, sentence, WatchError, "model")
@@ -180,8 +169,7 @@ class StackWatch:
 
     @property
     def embeddings(self) -> dict[int, Tensor]:
-        """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`, padding left out, of
-        all calls one after another. A sample without tokens has no row."""
+        """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`; see `Watch`."""
         return {layer: torch.cat(means) for layer, means in self._kept("embeddings").items()}
 
     @property

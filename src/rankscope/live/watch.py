@@ -136,12 +136,12 @@ class Watch:
     def _refuse_unlabelled(self) -> None:
         """Raise if this watch and another of the same model would run at once, and one of them leaves parts out: the
         readings of the other would not say so."""
+        sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
+        way = "leave that watch first; .without(...) may be repeated to leave out more"
         for other in _entered:
-            leaves_out = any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
-            if leaves_out and not set(submodules(self.model)).isdisjoint(submodules(other.model)):
-                sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
-                way = "leave that watch first; .without(...) may be repeated to leave out more"
-                raise WatchError(f"{sentence}; this model is watched already: {way}", subject="without")
+            complete = not any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
+            apart = complete or set(submodules(self.model)).isdisjoint(submodules(other.model))
+            require(apart, f"{sentence}; this model is watched already: {way}", WatchError, "without")
 
     def without(
         self,

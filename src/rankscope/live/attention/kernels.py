@@ -187,14 +187,12 @@ def over_scores(function: Callable[..., Tensor], scores: Tensor, at: Tensor, giv
 
 def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttention) -> AbstractContextManager[None]:
     """Inside, every call of flex attention in the files and modules of the blocks is handed to `callback`."""
-    reporting = ((holder, name, _reporting(function), function) for holder, name, function in _holders(blocks))
-    return _reports.heard_by(
-        callback,
-        [
-            (holder, name, ReportingFunction(attend, function) if isinstance(holder, nn.Module) else attend)
-            for holder, name, attend, function in reporting
-        ],
-    )
+    replacements = []
+    for holder, name, function in _holders(blocks):
+        attend = _reporting(function)
+        inside = isinstance(holder, nn.Module)
+        replacements.append((holder, name, ReportingFunction(attend, function) if inside else attend))
+    return _reports.heard_by(callback, replacements)
 
 
 def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
