@@ -215,6 +215,6 @@ class StackWatch:
             raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
         _observed.update(blocks)
         hooks.callback(_observed.difference_update, blocks)
-        sentence = hooks.enter_context(observer.attach(blocks, self._on_attention))
-        if sentence is not None:
-            self._changes[sentence] = None
+        note = hooks.enter_context(observer.attach(blocks, self._on_attention))
+        if note is not None:
+            self._changes[note] = None
