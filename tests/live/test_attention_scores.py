@@ -23,12 +23,12 @@ import rankscope
 from rankscope.errors import MetricError, WatchError
 from rankscope.lab.module import Trainable
 from rankscope.live import AttentionCall, AttentionScores, Monitor
-from rankscope.live.attention import scores as statistics
+from rankscope.live.attention import row_statistics as statistics
 from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention_readings import IN_TURN
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
-from tests.live.attention.test_scores import LargestTensor
+from tests.live.attention.test_row_statistics import LargestTensor
 from tests.live.families import checks, seen
 from tests.live.gpt import GPT, HEADS, WIDTH, WORDS, gpt, words
 from tests.raising import raises

@@ -1,7 +1,8 @@
 """Live models, measured as they run: hooks read each layer and keep only the numbers."""
 
 from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver
-from rankscope.live.attention.scores import AttentionScores, row_statistics
+from rankscope.live.attention.row_statistics import row_statistics
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.monitor import Monitor, default_rules
 from rankscope.live.monitor.block_jacobians import leading_vectors
 from rankscope.live.watch import Watch, watch

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall
 from rankscope.live.attention.head_outputs import Miss, OutputProjectionFinder, PartOfSum, check_sum, scores_miss
-from rankscope.live.attention.scores import AnyScores, row_statistics, sink_weights
+from rankscope.live.attention.row_statistics import row_statistics, sink_weights
+from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch

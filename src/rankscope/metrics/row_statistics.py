@@ -13,7 +13,7 @@ Of the scores `s_ij` of query i over the keys j that the query sees, and of thei
 A head with a sink (gpt-oss) has one more score in each row, which leads to no value. In `log_sum`, `mean` and `square`
 the sink counts as one more key; in `largest` it does not.
 
-Made by `live/attention/scores.py`; read by metrics with a rule `from_scores` (`attention.py`).
+Made by `live/attention/row_statistics.py`; read by metrics with a rule `from_scores` (`attention.py`).
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require
 from rankscope.live.attention.observer import Products
-from rankscope.live.attention.scores import AnyScores, pattern_of
+from rankscope.live.attention.row_statistics import pattern_of
+from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import isolated
 from rankscope.live.modules import submodules
 from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part

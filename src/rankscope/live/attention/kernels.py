@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from rankscope.live.attention.head_outputs import by_head, check_pattern, values_product
 from rankscope.live.attention.observer import Products
-from rankscope.live.attention.scores import HELD, AttentionScores
+from rankscope.live.attention.row_statistics import HELD
+from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import Replacements, isolated
 from rankscope.live.modules import submodules
 from rankscope.live.tensor_parallel import local_part

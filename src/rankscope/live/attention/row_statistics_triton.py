@@ -4,7 +4,7 @@ The numbers of a row are kept while its keys go by, as flash attention keeps its
 
     sum = sum_j e^{s_j - m},   weighted = sum_j e^{s_j - m} s_j,   squared = sum_j e^{2 (s_j - m)},
 
-all of them are scaled when m grows. `scores.py` calls `fused_row_statistics` for scores that `is_fused` takes.
+all of them are scaled when m grows. `row_statistics.py` calls `fused_row_statistics` for scores that `is_fused` takes.
 
 Each score costs a handful of instructions, and these, not products of queries and keys, take the time. So exponentials
 are powers of two, the scale is part of the exponent, hidden scores are `HIDDEN` instead of minus infinity (whose

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import WatchError
 from rankscope.live import AttentionScores, row_statistics
-from rankscope.live.attention import scores as module
+from rankscope.live.attention import row_statistics as module
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.metrics import RowStatistics
 from tests.interpreted import needs_interpreter
