@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.blocks import stacks
+from rankscope.live.modules import stacks
 from rankscope.sources.parity import lifted
 from tests.live import reference
 from tests.live.families import (

@@ -1,4 +1,5 @@
-"""What looks at a module leaves no trace in its copies, files and exports, and does not mind other threads."""
+"""What looks at a module leaves no trace in its copies, files and exports, and does not mind other threads.
+What is computed inside hooks leaves autograd, autocast, modes and random numbers alone."""
 
 import copy
 import io
@@ -24,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from rankscope import read, watch
 from rankscope.errors import WatchError
 from rankscope.live import AttentionCall, Monitor
-from rankscope.live.hooks import Hooks
+from rankscope.live.hooks import Hooks, float64_device, isolated, without_dropout
 from tests.live.gpt import GPT, words
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
@@ -451,3 +452,25 @@ def test_an_evaluation_in_another_thread_is_no_training_batch(tmp_path: Path) ->
         assert expected is not None and monitor.last is not None and monitor.last is not expected
         samples = read(tmp_path).tables["training"].filter(metric="mu", layer=0)["samples"].to_list()
     assert samples == [4, 4]
+
+
+def test_isolated_from_autograd_and_autocast() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), isolated(x.device):
+        y = x @ x
+    assert y.dtype == torch.float32 and not y.requires_grad
+
+
+def test_without_dropout_restores_the_mode_of_every_part() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
+    model[1].eval()
+    before, state = [part.training for part in model.modules()], torch.get_rng_state()
+    with without_dropout(model):
+        assert torch.equal(model(torch.ones(4)), torch.ones(4))
+    assert [part.training for part in model.modules()] == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_device_without_float64_hands_over_to_the_cpu() -> None:
+    assert float64_device(torch.device("mps")) == torch.device("cpu")
+    assert float64_device(torch.device("cuda:1")) == torch.device("cuda:1")

@@ -11,7 +11,7 @@ from torch import Tensor
 import rankscope
 from rankscope.errors import MonitorError, WatchError
 from rankscope.live import Monitor
-from rankscope.live.blocks import stacks
+from rankscope.live.modules import stacks
 from tests.live import reference
 from tests.live.families import LAYERS, NAMED, WIDTH, checks, seen, tiny
 from tests.live.gpt import words

@@ -29,7 +29,7 @@ from rankscope.forecasts.predictor import NEAREST_SCHEMA, Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
 from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
 from rankscope.lab import task as task_of
-from rankscope.live.blocks import Blocks
+from rankscope.live.modules import Blocks
 from rankscope.nets import Architecture, Transformer, usual_modes
 from rankscope.nets.modes import CPU
 from rankscope.nets.variants import chosen_layers, with_layers

@@ -49,9 +49,8 @@ from rankscope.forecasts.readings import (
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
 from rankscope.live import watch
-from rankscope.live.blocks import Blocks
 from rankscope.live.hidden_states import rows_and_columns, sizes_in
-from rankscope.live.modules import submodules, unwrapped
+from rankscope.live.modules import Blocks, submodules, unwrapped
 from rankscope.live.monitor.distributed import is_sharded
 from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
 from rankscope.live.plan import make_plan

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall
 from rankscope.live.attention.head_outputs import Miss, OutputProjectionFinder, PartOfSum, check_sum, scores_miss
 from rankscope.live.attention.row_statistics import row_statistics, sink_weights
 from rankscope.live.attention.scores import AnyScores
-from rankscope.live.isolation import isolated, to_float64_device
+from rankscope.live.hooks import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
 from rankscope.metrics import Metric, Reading, RowStatistics, unit_of
@@ -38,8 +38,6 @@ PADDED = 1e-5  # the largest share of a row that may go to padding
 IN_TURN = 4  # after so many calls all layers were checked again
 WAITING_ROWS = 1 << 22  # rows of attention whose numbers wait to be read together
 UNSEEN = "for a kernel of your own give an observer, attention=[Mine(), *OBSERVERS], or watch metrics of tokens"
-
-
 OF_HEADS = ("attention", "scores", "heads")  # metrics that have a value for each head
 
 
@@ -70,13 +68,9 @@ class AttentionReadings:
     heads' outputs, where the observer does not know it; `mask` is the argument of the model that said the padding."""
 
     def __init__(
-        self,
-        plan: WatchPlan,
-        batch: TokenBatch,
-        readings: list[tuple[int, Readings]],
-        projections: OutputProjectionFinder | None,
-        mask: str | None,
-    ) -> None:
+        self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Readings]],
+        projections: OutputProjectionFinder | None, mask: str | None,
+    ) -> None:  # fmt: skip
         self.plan, self.batch, self.readings = plan, batch, readings
         self.projections, self.mask = projections, mask
         self.layers: set[int] = set()  # layers whose self-attention was seen
@@ -124,9 +118,9 @@ class AttentionReadings:
         if mask is None or self.mask is not None or self.plan.decoder or not self.plan.padding_from_model:
             return
         hidden = mask < 0 if mask.is_floating_point() else mask.bool()
-        if hidden.shape == self.batch.shape and bool(hidden.any()):
-            came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
-            raise WatchError(f"padding must be found in the model's arguments; {came}", subject="padding")
+        came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
+        sentence = f"padding must be found in the model's arguments; {came}"
+        require(hidden.shape != self.batch.shape or not bool(hidden.any()), sentence, WatchError, "padding")
 
     def of_own_heads(self) -> OwnHeads:
         """What was read of the heads of this process, on the CPU."""
@@ -151,8 +145,8 @@ class AttentionReadings:
         """
         together = self.plan.tensor_parallel
         assert together is not None
-        if any(part.readings.keys() != self.own.readings.keys() for part in parts):
-            raise WatchError("processes that share a model must read the same; they have not", subject="ranks")
+        alike = all(part.readings.keys() == self.own.readings.keys() for part in parts)
+        require(alike, "processes that share a model must read the same; they have not", WatchError, "ranks")
         split = {
             layer
             for layer in {layer for layer, _ in self.own.readings}
@@ -202,7 +196,8 @@ class AttentionReadings:
         """Measure attention, unless its shape shows that it is not of the block's tokens: off its scores what can be
         read so, off its pattern the rest."""
         rest = [metric for metric in self.plan.metrics if metric.of == "attention"]
-        scores = self._scores(attention)
+        from_scores = attention.scores is not None and any(metric.from_scores for metric in self.plan.metrics)
+        scores = attention.scores() if attention.scores is not None and from_scores else None
         pattern = attention.pattern().detach() if scores is None else None
         shape = tuple(pattern.shape) if pattern is not None else scores.shape if scores is not None else ()
         batch, token = self.batch.shape
@@ -243,16 +238,6 @@ class AttentionReadings:
         heads = self.plan.left_out.heads.get(layer)
         return x if heads is None else x.index_fill(axis, torch.tensor(sorted(heads), device=x.device), 0)
 
-    def pass_over(self, layer: int) -> None:
-        """Attention of a layer was seen, and is not measured, as it is left out."""
-        self.layers.add(layer)
-
-    def _scores(self, attention: AttentionCall) -> AnyScores | None:
-        """How the scores of attention were made; None where that is not known, or no metric is read off them."""
-        if attention.scores is None or all(metric.from_scores is None for metric in self.plan.metrics):
-            return None
-        return attention.scores()
-
     def _read_scores(self, layer: int, attention: AttentionCall, scores: AnyScores) -> list[Metric]:
         """Read the metrics that need no pattern, and note how far rows are from sum one. Returns what was read: not the
         metrics of attention where scores do not give what attention gave, are too large for differences of them, or are
@@ -269,11 +254,16 @@ class AttentionReadings:
                 miss, dtype = scores_miss(scores, attention.products, None if self.batch.all_valid else valid)
             if miss is not None and not known:
                 share, largest = miss.tolist()
-                if not self._are_right(Miss(share, largest, dtype)):
-                    return self._refuse_scores(layer, chosen, share)
+                if not self._are_right(Miss(share, largest, dtype)):  # the pattern may be read, and nothing of scores
+                    for metric in (metric for metric in chosen if metric.of == "scores"):
+                        came = f"in block {layer} it misses by {share:.1e} of its size"
+                        expected = f"{metric.name} needs scores whose softmax, times the values, is what attention gave"
+                        raise WatchError(f"{expected}; {came}: watch metrics of attention or tokens", subject="scores")
+                    return []
             if attention.products is not None:
                 self.plan.known_scores[layer] = (scores.kind, calls)
-            numbers = row_statistics(scores, self._first_keys(scores, valid))
+            packed = getattr(scores, "sequence", None) is not None  # then scores know the first key of each query's own
+            numbers = row_statistics(scores, None if packed else valid.to(torch.int8).argmax(-1, keepdim=True))
             statistics, sinks = numbers, sink_weights(scores, numbers)
             if not known:
                 statistics, coarse = self._without_padding(scores, numbers, valid)
@@ -345,20 +335,6 @@ class AttentionReadings:
         for k, rows in enumerate(several):
             samples = slice(k * batch, (k + 1) * batch)
             self.readings.append((rows.layer, [(metric, reading.of_samples(samples)) for metric, reading in measured]))
-
-    def _refuse_scores(self, layer: int, metrics: list[Metric], miss: float) -> list[Metric]:
-        """Refuse metrics that need scores, which do not give what attention gave; others are read off the pattern."""
-        if (name := next((metric.name for metric in metrics if metric.of == "scores"), None)) is not None:
-            came = f"in block {layer} it misses by {miss:.1e} of its size: watch metrics of attention or tokens"
-            sentence = f"{name} needs scores whose softmax, times the values, is what attention gave"
-            raise WatchError(f"{sentence}; {came}", subject="scores")
-        return []
-
-    def _first_keys(self, scores: AnyScores, valid: Tensor) -> Tensor | None:
-        """The first valid key of each sample; None where scores know the first key of each query's own sequence."""
-        if getattr(scores, "sequence", None) is not None:
-            return None
-        return valid.to(torch.int8).argmax(-1, keepdim=True)
 
     def _read_pattern(self, layer: int, pattern: Tensor, metrics: list[Metric]) -> None:
         """Read these metrics of a pattern, note how far its rows are from sum one, and keep it if asked."""

@@ -1,6 +1,6 @@
 """The hooks that report the run of a model and of its blocks to a `Recorder`, whose file has the order.
 
-`Watch` attaches `BlockHooks`. A layer may be a `ModuleList` of parts that are called one by one, while the
+`StackWatch` attaches the `block_hooks`. A layer may be a `ModuleList` of parts that are called one by one, while the
 list itself is never called: `ListedParts` makes one block of them.
 """
 
@@ -13,54 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.live.attention import WatchedBlocks
-from rankscope.live.hooks import Hooks
 from rankscope.live.recorder import Recorder
 
 HookFunction = Callable[..., None]
+HooksOfModules = list[tuple[nn.Module, HookFunction]]
 
 
-class BlockHooks:
-    """The hooks of one watch, made once and attached whenever it is entered: `before` is called, then observers may add
-    theirs, then `after`. So a hook that an observer puts on a block runs while the recorder knows that the block runs.
-
-    Args:
-        blocks: The blocks that are watched.
-        recorder: The recorder that the hooks report to.
-    """
-
-    def __init__(self, blocks: WatchedBlocks, recorder: Recorder) -> None:
-        # Modules around the blocks come first when they are called and last when they return, as the model may itself
-        # be a block.
-        outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
-        self.calls: list[tuple[nn.Module, HookFunction]] = [
-            (module, partial(recorder.begin_call, alone=module is not blocks.model)) for module in outer
-        ]
-        self.returns: list[tuple[nn.Module, HookFunction]] = []
-        left, lists = _on_return(recorder.leave_block), ListedParts(recorder)
-        part_left = _on_return(lists.part_returned)
-        for block in blocks:
-            if isinstance(block, nn.ModuleList):
-                called = partial(lists.part_called, block)
-                self.calls += [(part, called) for part in parts_of(block)]
-                self.returns += [(part, part_left) for part in parts_of(block)]
-            else:
-                self.calls.append((block, recorder.enter_block))
-                self.returns.append((block, left))
-        self.calls += [(module, recorder.on_multihead) for module in recorder.multihead]
-        if has_listed_parts(blocks):
-            self.returns.append((outer[-1], _on_return(lambda module, output, failed: lists.end_block(failed))))
-        ended = _on_return(lambda module, output, failed: recorder.end_call(failed))
-        self.returns += [(module, ended) for module in outer]
-
-    def before(self, hooks: Hooks) -> None:
-        """Attach the hooks that run before a module's forward pass, until `hooks` are closed."""
-        for module, hook in self.calls:
-            hooks.attach(module, hook, before=True, with_kwargs=True)
-
-    def after(self, hooks: Hooks) -> None:
-        """Attach the hooks that run after a module's forward pass, until `hooks` are closed."""
-        for module, hook in self.returns:
-            hooks.attach(module, hook, always_call=True)
+def block_hooks(blocks: WatchedBlocks, recorder: Recorder) -> tuple[HooksOfModules, HooksOfModules]:
+    """The hooks that report to a recorder: those before a module's forward pass, and those after it. Observers may add
+    theirs in between, which on a block then run while the recorder knows that the block runs."""
+    # Modules around the blocks come first when they are called and last when they return, as the model may itself
+    # be a block.
+    outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
+    calls: HooksOfModules = [
+        (module, partial(recorder.begin_call, alone=module is not blocks.model)) for module in outer
+    ]
+    returns: HooksOfModules = []
+    left, lists = _on_return(recorder.leave_block), ListedParts(recorder)
+    part_left = _on_return(lists.part_returned)
+    for block in blocks:
+        if isinstance(block, nn.ModuleList):
+            called = partial(lists.part_called, block)
+            calls += [(part, called) for part in parts_of(block)]
+            returns += [(part, part_left) for part in parts_of(block)]
+        else:
+            calls.append((block, recorder.enter_block))
+            returns.append((block, left))
+    calls += [(module, recorder.on_multihead) for module in recorder.multihead]
+    if has_listed_parts(blocks):
+        returns.append((outer[-1], _on_return(lambda module, output, failed: lists.end_block(failed))))
+    ended = _on_return(lambda module, output, failed: recorder.end_call(failed))
+    return calls, returns + [(module, ended) for module in outer]
 
 
 def _on_return(returned: Callable[[nn.Module, Any, bool], None]) -> HookFunction:

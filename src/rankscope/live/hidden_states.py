@@ -5,7 +5,7 @@ the hidden states, or of four where tokens stand in rows and columns. Of several
 block took, and of these the one that the next block takes. Most put the batch first, `[batch, token, width]`: torch's
 and transformers' layers say which they do; of any other, attention in the first block shows it, since it mixes tokens.
 
-`plan.py` calls `layout_of`, `layout_is_known` and `tokens_in_rows_and_columns`; `first_input.py` calls
+`plan.py` calls `layout_of`, `layout_is_known` and `tokens_in_rows_and_columns`; `model_call.py` calls
 `layout_in_attention`; `recorder.py` and the monitor call `hidden_states_in` for every block. `recorder.py` makes a
 `BlockChain` for each call, and calls `gave` when a block is left, `handed_on` and, if that says no, `took` when the
 next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
@@ -17,14 +17,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError, one_of
+from rankscope.errors import WatchError, require, require_one_of
 from rankscope.live.tensor_parallel import local_tokens
 
 Layout = Literal["batch first", "token first", "width second"]
 EXCHANGED: dict[Layout, tuple[int, int]] = {"batch first": (0, 0), "token first": (0, 1), "width second": (1, 2)}
 # Blocks of transformers that take the token first, beside those with `batch_first=False`.
 TOKEN_FIRST = {"XLNetLayer", "fsmt.EncoderLayer", "fsmt.DecoderLayer", "Mask2FormerMaskedAttentionDecoderLayer"}
-_TOKEN_FIRST_CLASSES = {name.rpartition(".")[2] for name in TOKEN_FIRST}  # without their packages
 ALIKE = 0.9  # cosine of what a block gives and the next takes, above which something small stands between
 
 
@@ -35,20 +34,14 @@ def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
     'token first'
     """
     if layout is not None:
-        if layout not in get_args(Layout):
-            raise WatchError(one_of("layout", layout, get_args(Layout)), subject="layout")
+        require_one_of("layout", layout, get_args(Layout), WatchError)
         return layout  # type: ignore[return-value]
     kinds = set(map(type, modules))
     declared = [part.__dict__["batch_first"] for part in modules if "batch_first" in part.__dict__]
     declared += [getattr(kind, "batch_first", None) for kind in kinds]
-    token_first = False in declared or any(kind.__name__ in _TOKEN_FIRST_CLASSES and _is_named(kind) for kind in kinds)
-    return "token first" if token_first else "batch first"
-
-
-def _is_named(kind: type[nn.Module]) -> bool:
-    """True if `TOKEN_FIRST` has this class, by its name or with its package."""
-    package = kind.__module__.split(".")[-2:][0]
-    return not TOKEN_FIRST.isdisjoint((kind.__name__, f"{package}.{kind.__name__}"))
+    names = {(kind.__name__, f"{kind.__module__.split('.')[-2:][0]}.{kind.__name__}") for kind in kinds}
+    named = any(not TOKEN_FIRST.isdisjoint(pair) for pair in names)  # by their names or with their packages
+    return "token first" if False in declared or named else "batch first"
 
 
 def layout_is_known(blocks: Sequence[nn.Module], layout: str | None) -> bool:
@@ -90,10 +83,7 @@ def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
     """The floating tensors that could be the hidden states: of three axes, else, if tokens may be in a `grid`, of four,
     else of two. `values` is what a block returned, or its arguments in order."""
-    return _of_most_fitting_axes(floating_tensors(values), grid)
-
-
-def _of_most_fitting_axes(tensors: list[Tensor], grid: bool) -> list[Tensor]:
+    tensors = floating_tensors(values)
     for axes in (3, 4, 2) if grid else (3, 2):
         if fitting := [x for x in tensors if x.ndim == axes]:
             return fitting
@@ -105,11 +95,12 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
     this process has it: a single sequence `[token, width]` is a batch of one, `[batch, row, column, width]` has its
     tokens row by row. `where` says what `values` are, for the error."""
     tensors = floating_tensors(values)
-    if len(tensors) == 1 and _is_plain(tensors[0]) and layout == "batch first":
-        return tensors
+    single = tensors[0] if len(tensors) == 1 and layout == "batch first" else None
+    if type(single) is Tensor and single.ndim == 3 and not (single.requires_grad or single.is_nested):
+        return tensors  # as it is: the usual case
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones", subject="blocks")
-    if fitting := _of_most_fitting_axes(tensors, grid):
+    if fitting := candidates_in(tensors, grid):
         fitting = [local_tokens(x.detach() if x.requires_grad else x) for x in fitting]
         axes = fitting[0].ndim
         if axes == 2:
@@ -120,11 +111,6 @@ def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = Fa
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     sentence = f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
     raise WatchError(sentence, subject="blocks")
-
-
-def _is_plain(x: Tensor) -> bool:
-    """True for a tensor of three axes that is no subclass, not nested, and has no part in autograd."""
-    return type(x) is Tensor and x.ndim == 3 and not (x.requires_grad or x.is_nested)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -158,20 +144,17 @@ def rows_and_columns(shape: Sequence[int], sizes: Iterable[tuple[int, int]], blo
     """
     first, second, third, last = shape
     came = f"{tuple(shape)} came"
-    if (first, second) in sizes:
-        sentence = "blocks must take hidden states [batch, token, width]"
-        raise WatchError(
-            f"{sentence}; {came}, {second} tokens in {third} streams: watch no such model", subject="blocks"
-        )
+    sentence = "blocks must take hidden states [batch, token, width]"
+    what = f"{came}, {second} tokens in {third} streams: watch no such model"
+    require((first, second) not in sizes, f"{sentence}; {what}", WatchError, "blocks")
     linear = {part.in_features for part in block.modules() if isinstance(part, nn.Linear)}
     norms = {part.normalized_shape[-1] for part in block.modules() if isinstance(part, nn.LayerNorm)}
-    if second in linear | norms and last not in linear | norms:
-        sentence = "blocks must take tokens [batch, row, column, width]"
-        way = "name blocks inside of these with blocks="
-        raise WatchError(f"{sentence}; {came}, with {second} channels before rows and columns: {way}", subject="blocks")
-    return (
-        f"Hidden states of four axes were read as tokens in rows and columns, [batch, row, column, width]: {came[:-5]}"
-    )
+    sentence = "blocks must take tokens [batch, row, column, width]"
+    what = f"{came}, with {second} channels before rows and columns: name blocks inside of these with blocks="
+    wide = linear | norms
+    require(second not in wide or last in wide, f"{sentence}; {what}", WatchError, "blocks")
+    axes = "tokens in rows and columns, [batch, row, column, width]"
+    return f"Hidden states of four axes were read as {axes}: {tuple(shape)}"
 
 
 def floating_tensors(values: object) -> list[Tensor]:

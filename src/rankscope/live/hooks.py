@@ -1,7 +1,8 @@
-"""`Hooks`: forward hooks that nobody but the watch notices, attached to modules until they are closed.
+"""How a running model is looked at without noticing: hooks, contexts to compute in, stand-ins for functions it calls.
 
-All files of this room that look at a running module attach their hooks here. Torch keeps a hook on the module itself,
-so whatever copies, saves or traces the module would meet it. These hooks stay out of the way:
+`Hooks` are forward hooks that nobody but the watch notices, attached to modules until they are closed. All files of
+this room that look at a running module attach their hooks here. Torch keeps a hook on the module itself, so whatever
+copies, saves or traces the module would meet it. These hooks stay out of the way:
 
 - Copies and files of a module have none of them: what is copied or loaded is not watched, and needs no rankscope.
 - While torch traces or transforms the module (`torch.export`, `torch.func`, `torch.jit.trace`, `make_fx`, fake
@@ -9,16 +10,18 @@ so whatever copies, saves or traces the module would meet it. These hooks stay o
 - Those of one thread (`this_thread`) do nothing in another that calls the module meanwhile.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from inspect import getattr_static
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+CPU = torch.device("cpu")
 DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks")  # of a module, by which torch finds its hooks
 FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
@@ -102,3 +105,68 @@ def _detach(module: nn.Module, handle: Any) -> None:
     if not _ours(module):
         for name in (*DICTIONARIES, *FLAGS):
             vars(getattr(module, name)).pop("__reduce_ex__", None)
+
+
+class Replacements:
+    """What others hold under some names is replaced while somebody listens; the last to leave puts it back."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Any] = []
+        self._replaced: dict[tuple[int, str], tuple[Any, str, Any]] = {}  # holder, name, what it held
+        self._uses: Counter[tuple[int, str]] = Counter()
+
+    @contextmanager
+    def heard_by(self, listener: Any, replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+        """Inside, there is this listener, and each of (holder, name, replacement) is in place; of several for one name,
+        the first."""
+        keys = []
+        for holder, name, replacement in replacements:
+            keys.append(key := (id(holder), name))
+            self._uses[key] += 1
+            if key not in self._replaced:
+                self._replaced[key] = (holder, name, getattr_static(holder, name))
+                setattr(holder, name, replacement)
+        self.listeners.append(listener)
+        try:
+            yield
+        finally:
+            self.listeners.remove(listener)
+            self._uses.subtract(keys)
+            for key in keys:
+                if not self._uses[key]:
+                    setattr(*self._replaced.pop(key))
+
+
+@contextmanager
+def isolated(device: torch.device) -> Iterator[None]:
+    """Inside, neither autograd nor the user's autocast or default device is active."""
+    with torch.no_grad(), nullcontext() if torch.get_default_device() == CPU else CPU:
+        if torch.is_autocast_enabled(device.type):
+            with torch.autocast(device.type, enabled=False):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """The module and all its parts are in eval mode inside, and in the modes they had afterwards. Flags are set one by
+    one, since a model's own `train` may do more."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """The device that computes in float64 for this one: itself, or the CPU for MPS, which has no float64."""
+    return CPU if device.type == "mps" else device
+
+
+def to_float64_device(x: Tensor) -> Tensor:
+    """x on a device that has float64: where it is, or on the CPU."""
+    return x.to(float64_device(x.device))

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
-from rankscope.errors import WatchError, one_of
+from rankscope.errors import WatchError, one_of, require
 from rankscope.live.modules import submodules
 
 HeadsOut = Mapping[int, Iterable[int]] | Iterable[tuple[int, int]]  # {layer: heads}, or pairs (layer, head)
@@ -41,49 +41,36 @@ class LeftOut:
             layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
             for layer in sorted(self.heads.keys() | other.heads.keys())
         }
-        return LeftOut(
-            self.layers | other.layers,
-            heads,
-            {**self.branches, **other.branches},
-            {**self.norms, **other.norms},
-            {**self.skips, **other.skips},
-            tuple(dict.fromkeys(self.asked + other.asked)),
+        branches, norms, skips = (
+            {**mine, **theirs} for mine, theirs in zip(self._modules, other._modules, strict=True)
         )
+        asked = tuple(dict.fromkeys(self.asked + other.asked))
+        return LeftOut(self.layers | other.layers, heads, branches, norms, skips, asked)
 
     @property
     def words(self) -> list[str]:
         """Everything that is left out, each part by its full name."""
-        heads = [f"{_heads(chosen)} of layer {layer}" for layer, chosen in self.heads.items()]
-        modules = [(what, name) for what, names in self._modules() for name in names]
-        return (
-            [f"layer {layer}" for layer in sorted(self.layers)] + heads + [f"{what} {name}" for what, name in modules]
-        )
+        return words_of(self.layers, self.heads, self._modules)
 
-    def _modules(self) -> Iterator[tuple[str, Mapping[str, nn.Module]]]:
-        yield from (("branch", self.branches), ("norm", self.norms), ("skip around", self.skips))
+    @property
+    def _modules(self) -> tuple[Mapping[str, nn.Module], ...]:
+        return self.branches, self.norms, self.skips
 
 
 def choose(
-    model: nn.Module,
-    blocks: list[nn.Module],
-    layers: Iterable[int],
-    heads: HeadsOut,
-    branches: Names,
-    norms: Names,
+    model: nn.Module, blocks: list[nn.Module], layers: Iterable[int], heads: HeadsOut, branches: Names, norms: Names,
     skips: Names,
-) -> LeftOut:
+) -> LeftOut:  # fmt: skip
     """The parts that a user named, checked against the model.
 
     Args:
         model: The model, whose modules `branches`, `norms` and `skips` name.
         blocks: The blocks of the stack that is watched, layer by layer.
-        layers: Layers, numbered from 1.
-        heads: `{layer: heads}` or pairs (layer, head), heads numbered from 0.
-        branches: Modules whose output becomes 0.
-        norms: Norms whose output becomes their input.
-        skips: Modules f of blocks that compute x + f(x), which becomes f(x).
+        layers, heads, branches, norms, skips: As in `Watch.without`.
     """
-    chosen_layers = [_layer(layer, blocks, "layers") for layer in _listed(layers, "layers", "[3, 4]")]
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise WatchError(f"layers must be a list, as [3, 4]; got {layers!r}", subject="layers")
+    chosen_layers = [_layer(layer, blocks, "layers") for layer in layers]
     chosen_heads: dict[int, set[int]] = {}
     for layer, head in _pairs(heads):
         if not _is_whole(head) or head < 0:
@@ -93,40 +80,36 @@ def choose(
     patterns = {kind: _patterns(names, kind) for kind, names in named.items()}
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
     for name, norm in modules["norms"].items():
-        if norm._modules or isinstance(norm, nn.Linear):
-            came = f"{name} is a {type(norm).__name__}: name it in branches="
-            raise WatchError(f"norms must name single norms, which then give what they take; {came}", subject="norms")
+        sentence = "norms must name single norms, which then give what they take"
+        came = f"{name} is a {type(norm).__name__}: name it in branches="
+        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {came}", WatchError, "norms")
     in_lists = {part for block in blocks if isinstance(block, nn.ModuleList) for part in submodules(block)}
     for name, branch in modules["skips"].items():
-        if branch in in_lists:  # the layer's output is made outside of it, and known by its skips
-            came = f"the layer of {name} is a list of parts"
-            raise WatchError(f"a skip can be left out in a layer that is one module; {came}", subject="skips")
-    words = [f"layer {layer}" for layer in sorted(set(chosen_layers))]
-    words += [f"{_heads(some)} of layer {layer}" for layer, some in sorted(chosen_heads.items())]
-    for what, kind in (("branch", "branches"), ("norm", "norms"), ("skip around", "skips")):
-        words += [f"{what} {name}" for name in patterns[kind]]
+        sentence = f"a skip can be left out in a layer that is one module; the layer of {name} is a list of parts"
+        require(branch not in in_lists, sentence, WatchError, "skips")  # its output is made outside, known by its skips
     by_layer = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
+    words = words_of(set(chosen_layers), by_layer, tuple(patterns.values()))
     return LeftOut(frozenset(chosen_layers), by_layer, **modules, asked=tuple(words))
 
 
-def _heads(heads: Iterable[int]) -> str:
-    numbers = sorted(heads)
-    return f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))}"
+def words_of(layers: Iterable[int], heads: Mapping[int, Iterable[int]], names: Iterable[Iterable[str]]) -> list[str]:
+    """Layers, heads by layer, and the `names` of branches, norms and skips, each part in words."""
+    words = [f"layer {layer}" for layer in sorted(layers)]
+    for layer, chosen in heads.items():
+        numbers = sorted(chosen)
+        words.append(f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))} of layer {layer}")
+    return words + [
+        f"{what} {name}" for what, of in zip(("branch", "norm", "skip around"), names, strict=True) for name in of
+    ]
 
 
 def _patterns(names: Names, kind: str) -> list[str]:
     """The names that a user gave, as a list."""
     listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
-    if wrong := [name for name in listed if not isinstance(name, str)]:
-        sentence = f"{kind} must be names of modules, as 'layers.*.mlp'; got {wrong[0]!r:.60}"
-        raise WatchError(sentence, subject=kind)
+    for name in listed:
+        sentence = f"{kind} must be names of modules, as 'layers.*.mlp'; got {name!r:.60}"
+        require(isinstance(name, str), sentence, WatchError, kind)
     return listed
-
-
-def _listed(values: Iterable[int], what: str, example: str) -> list[int]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise WatchError(f"{what} must be a list, as {example}; got {values!r}", subject=what)
-    return list(values)
 
 
 def _is_whole(number: object) -> TypeGuard[int]:
@@ -142,8 +125,7 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
     if isinstance(block, nn.ModuleList):
         came = f"layer {layer} is a list of parts: name these parts in branches="
         raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
-    if sum(other is block for other in blocks) > 1:
-        raise WatchError(several_layers(layer, block), subject=what)
+    require(sum(other is block for other in blocks) == 1, several_layers(layer, block), WatchError, what)
     return int(layer)
 
 

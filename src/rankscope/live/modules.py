@@ -1,23 +1,34 @@
-"""What a model is made of: its modules and parameters, and what wraps or compiles it.
+"""What a model is made of: its modules and parameters, what wraps or compiles it, and where its layers are.
 
-Called by `watch`, by `plan.py` and `blocks.py` (which find the blocks) and by `Monitor`; calls `hooks.py` and torch.
+A stack is a `ModuleList` or `Sequential` of composite modules, or a `ModuleDict` of numbered ones (torchtitan), all (or
+most) of one class, in no other stack.
+Where some stacks hold attention, the others are no candidates: they are convolutions before a transformer,
+or experts. One stack is found without asking, and so are two, such as an encoder and a decoder, which are measured
+side by side (`named_stacks`); of more the user names those that are meant. `plan.py` asks once for a watch.
+
 `submodules` walks `_modules` itself: `nn.Module.modules()` also builds the name of every module, which is
 most of what finding the blocks of a small model costs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, one_of, require
 from rankscope.live.hooks import Hooks
 
 # (package, class) of modules that hold the model as `module` and call it unchanged.
 WRAPPERS = {("torch", name) for name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")}
 WRAPPERS |= {("deepspeed", "DeepSpeedEngine")}
+
+Blocks = str | Sequence[str | nn.Module]  # the name of a stack or of a part with one in it, or the blocks
+NamedStacks = Mapping[str, Blocks]  # several stacks, each by a name of the user's own
+MOST_NAMED = 5  # candidates that an error names
 
 
 def submodules(*modules: nn.Module) -> list[nn.Module]:
@@ -100,3 +111,171 @@ def refuse_scripted(modules: Sequence[nn.Module]) -> None:
         what = f"its part {name!r}" if name else "this model"
         sentence = f"{what} is a TorchScript module, in which hooks do not fire: watch it before it was scripted"
         raise WatchError(sentence, subject=name or "model")
+
+
+def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[str, Blocks | None]:
+    """The stacks of blocks to measure: {name of a stack: what `find_blocks` takes to find its blocks}. A stack that is
+    alone is named "". Two stacks are named by the first part of their dotted names in which they differ.
+
+    >>> named_stacks(nn.Transformer(8, 2, 1, 1, 8, batch_first=True), None)
+    {'encoder': 'encoder.layers', 'decoder': 'decoder.layers'}
+    """
+    if isinstance(blocks, Mapping):
+        strange = [name for name in blocks if not isinstance(name, str) or not name or "/" in name]
+        came = f"got {strange[0]!r}" if strange else "received none"
+        sentence = f"blocks={{...}} must name each stack by a text without '/'; {came}"
+        require(blocks and not strange, sentence, WatchError, "blocks")
+        return dict(blocks)
+    found = list(stacks(model)) if blocks is None else []
+    if len(found) != 2:
+        return {"": blocks}
+    one, other = (name.split(".") for name in found)
+    first, second = next((a, b) for a, b in zip(one, other, strict=False) if a != b)
+    # Stacks that are told apart by numbers are stages, which follow one another.
+    return {"": None} if first.isdigit() else {first: found[0], second: found[1]}
+
+
+def find_blocks(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, list[nn.Module]]:
+    """(dotted name of the stack, its blocks in order); the name is empty where blocks were listed.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    >>> name, blocks = find_blocks(nn.TransformerEncoder(layer, 3))
+    >>> name, len(blocks)
+    ('layers', 3)
+    """
+    if blocks is None:
+        name, members = _only_stack(model)
+    else:
+        name, members = _named(model, blocks) if isinstance(blocks, str) else ("", _listed(model, blocks))
+    return name, [uncompiled(block) for block in members]
+
+
+def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
+    """(name, blocks) of the model's stack; an error lists the candidates where there is not exactly one."""
+    by_name = stacks(model)
+    if len(by_name) == 1:
+        return next(iter(by_name.items()))
+    what = type(model).__name__
+    if by_name:
+        names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
+        first, second = list(by_name)[:2]
+        several = f"watch and Monitor take several, {{'one': {first!r}, 'two': {second!r}}}"
+        holds = f"{what} holds {len(by_name)}: {names}: name one, as in blocks={first!r}; {several}"
+        raise WatchError(f"blocks= must say which of several stacks of blocks is meant; {holds}", subject="blocks")
+    candidates = dict(islice(_candidates(model), MOST_NAMED))
+    could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
+    holds = f"{what} holds none: {could}name them, as in blocks={next(iter(candidates), repr(['block1', 'block2']))}"
+    raise WatchError(f"watch finds blocks in a ModuleList or Sequential; {holds}", subject="blocks")
+
+
+def describe_inner_stacks(name: str, blocks: Sequence[nn.Module]) -> str:
+    """The stacks inside the blocks of the stack of this name, in words; empty if there are none."""
+    if not name:
+        return ""
+    inner = [stack for k, block in enumerate(blocks) for stack in _stacks_inside(f"{name}.{k}", block)]
+    return ", ".join(f"{dotted} ({_kinds(blocks)})" for dotted, blocks in inner[:MOST_NAMED] if blocks[1:])
+
+
+def _kinds(members: Sequence[nn.Module]) -> str:
+    """How many blocks there are, and of which classes, in words."""
+    classes = list(dict.fromkeys(type(uncompiled(member)).__name__ for member in members))
+    return f"{len(members)} blocks of {' and '.join(classes[:3])}{' and others' if classes[3:] else ''}"
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """(how to name them, what they are) of what could be blocks: lists with composite modules, modules of one class."""
+    for name, module in model.named_modules():
+        children = {f"{name}.{part}".lstrip("."): child for part, child in module.named_children()}
+        composite = {part: child for part, child in children.items() if any(True for _ in child.children())}
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            if name and len(children) > 1 and composite:
+                yield repr(name), f"{name} ({_kinds(list(children.values()))})"
+            continue
+        for kind in dict.fromkeys(map(type, composite.values())):
+            alike = [part for part, child in composite.items() if type(child) is kind]
+            if len(alike) > 1 and not issubclass(kind, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+                yield repr(alike), f"{', '.join(alike)} ({len(alike)} blocks of {kind.__name__})"
+
+
+def stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Every stack of the model by its dotted name; only those with attention, where any has it."""
+    by_name = dict(_stacks("", model))
+    if len(by_name) == 1:
+        return by_name
+    with_attention = {name: members for name, members in by_name.items() if any(map(has_attention, members))}
+    return with_attention or by_name
+
+
+def has_attention(module: nn.Module) -> bool:
+    """True if the name of a class in a module says that it attends."""
+    names = (kind.__name__.lower() for kind in set(map(type, submodules(module))))
+    return any("attention" in name or "attn" in name for name in names)
+
+
+def _stacks(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    """(dotted name, blocks) of the module itself if it is a stack, or of the stacks inside it. Inside a stack no other
+    is looked for, unless it has one block alone, which may hold the stack that is meant."""
+    if _could_be_blocks(members := _members(module)):
+        deeper = []
+        if len(members) == 1:  # a wrapper around the stack, or a stack of one
+            inner = _stacks_inside(name, module)
+            deeper = [(k, v) for k, v in inner if len(v) > 1 and any(map(has_attention, v))]
+        return deeper or [(name, members)]
+    return _stacks_inside(name, module)
+
+
+def _members(module: nn.Module) -> list[nn.Module]:
+    """The modules in a list, whose entries may be None, or in a dictionary of numbers; none in any other module."""
+    if isinstance(module, nn.ModuleDict):
+        return [*module.values()] if all(key.isdigit() for key in module) else []
+    return [x for x in module if x is not None] if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+
+
+def _stacks_inside(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    composite = ((part, child) for part, child in module.named_children() if child._modules)
+    return [stack for part, child in composite for stack in _stacks(f"{name}.{part}".lstrip("."), child)]
+
+
+def _could_be_blocks(members: list[nn.Module]) -> bool:
+    """True for modules made of modules, most of them of one class."""
+    if not members or not all(any(part is not None for part in member._modules.values()) for member in members):
+        return False
+    most = max(Counter(type(uncompiled(member)) for member in members).values())
+    return 2 * most > len(members) or (2 * most == len(members) and len(members) >= 4)
+
+
+def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
+    """(name, blocks) of the stack that a user named, or of the only one in the part that was named."""
+    part = _part(model, name)
+    if members := _members(part):
+        return name, members
+    by_name = stacks(part)
+    if len(by_name) != 1:
+        names = ", ".join(f"{name}.{inner} ({_kinds(members)})" for inner, members in by_name.items()) or "none"
+        came = f"{name} is a {type(part).__name__} with {names}: name one of these, or give the blocks as a list"
+        raise WatchError(f"blocks= must name a stack of blocks, or a part with one in it; {came}", subject="blocks")
+    inner, members = next(iter(by_name.items()))
+    return f"{name}.{inner}", members
+
+
+def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Module]:
+    """The blocks that a user listed, by name or as modules."""
+    require(blocks, "blocks must name at least one block; received none", WatchError, "blocks")
+    members = [_part(model, block) if isinstance(block, str) else block for block in blocks]
+    ids = {id(module) for module in submodules(model)}
+    for block in members:
+        if not isinstance(block, nn.Module) or id(block) not in ids:
+            sentence = f"blocks must be in {type(model).__name__}, or named; received another {type(block).__name__}"
+            raise WatchError(sentence, subject="blocks")
+        sentence = "a ModuleList is never called: name it alone, blocks='encoder.layer'"
+        require(not isinstance(block, nn.ModuleList), sentence, WatchError, "blocks")
+    return members
+
+
+def _part(model: nn.Module, name: str) -> nn.Module:
+    """The module of this dotted name; an error names those that are not nested deeper."""
+    by_name = {dotted: part for dotted, part in model.named_modules(remove_duplicate=False) if dotted}
+    if name in by_name:
+        return by_name[name]
+    outer = [dotted for dotted in by_name if dotted.count(".") <= name.count(".")]
+    raise WatchError(one_of("blocks", name, islice(outer, 40)), subject="blocks")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.live.model_call import WatchTotals
 from rankscope.live.plan import WatchPlan
-from rankscope.live.recorder import WatchTotals
 from rankscope.metrics import ROUNDING, unit_of
 
 

@@ -12,9 +12,9 @@ Arguments may lie in dictionaries. A mask of another shape says which token sees
 
 What a mask means is known where its library documents it. Of any other, one reading is taken if the opposite is not
 possible: a sample has at least one token, and a token sees itself. Where both are, the `PaddingArgument` carries both,
-and attention in the first block decides (`first_input.py`).
+and attention in the first block decides (`model_call.py`).
 
-`recorder.py` calls `arguments_of` for every module around the blocks; `first_input.py` calls `find_padding` when the
+`recorder.py` calls `arguments_of` for every module around the blocks; `model_call.py` calls `find_padding` when the
 first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and `find_padding`.
 """
 
@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 
 TOKEN_MASKS = ("attention_mask", "input_mask")  # 1 at tokens; the next are True at padding, then either
 PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "encoder_padding_mask", "padding_mask")
@@ -96,10 +96,8 @@ def library_of(module: nn.Module) -> str:
     """The library that documents the masks `[batch, token]` which a module takes; empty for one's own modules."""
     if type(module).__module__.startswith("torch.nn."):
         return "torch"
-    for kind in type(module).__mro__:  # also of a model of one's own that derives from one
-        if kind.__module__.startswith("transformers."):
-            return "transformers"
-    return ""
+    derived = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
+    return "transformers" if derived else ""
 
 
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:
@@ -172,9 +170,9 @@ def find_padding(
         ambiguous = [mask for mask in masks if mask[1] in AMBIGUOUS_MASKS]
         argument = _hidden_from_all(block, shape) or _of_shape(ambiguous, shape)
     for _, name, mask in of_calls if argument is None else ():
-        if name not in AMBIGUOUS_MASKS and not _is_triangle(mask):
-            came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
-            raise WatchError(f"the mask must have the shape of the tokens {tuple(shape)}; {came}", subject=name)
+        came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
+        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {came}"
+        require(name in AMBIGUOUS_MASKS or _is_triangle(mask), sentence, WatchError, name)
     return argument
 
 

@@ -2,7 +2,7 @@
 
 `watch` and `Monitor` call `make_plans` once, before anything runs; it makes a `WatchPlan` for each stack of blocks.
 Everything else in this room takes the plan and changes nothing in it but what calls of the model show: the layout
-(`first_input.py`), which block is which layer, and whether a mask was found.
+(`model_call.py`), which block is which layer, and whether a mask was found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError, one_of
+from rankscope.errors import WatchError, one_of, require, require_one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.blocks import Blocks, NamedStacks, find_blocks, named_stacks, stacks
 from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
 from rankscope.live.left_out import LeftOut
-from rankscope.live.modules import own_parameters, submodules
+from rankscope.live.modules import Blocks, NamedStacks, find_blocks, named_stacks, own_parameters, stacks, submodules
 from rankscope.live.padding import is_decoder, is_decoder_name
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
@@ -154,16 +153,15 @@ def make_plan(
     """
     modules = submodules(model) if modules is None else modules
     offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
-    if not offloaded and any(map(attrgetter("is_meta"), own_parameters(modules))):
-        sentence = f"{type(model).__name__} must hold its weights; they are on the meta device: load them first"
-        raise WatchError(sentence, subject="model")
+    in_place = offloaded or not any(map(attrgetter("is_meta"), own_parameters(modules)))
+    sentence = f"{type(model).__name__} must hold its weights; they are on the meta device: load them first"
+    require(in_place, sentence, WatchError, "model")
     chosen = list(_default_metrics()) if metrics is DEFAULT_METRICS else chosen_metrics("watch", metrics)
     kept = frozenset([keep] if isinstance(keep, str) else keep)
-    for name in kept - set(KEPT):
-        raise WatchError(one_of("keep", name, KEPT), subject="keep")
-    if offloaded and any(metric.of == "heads" for metric in chosen):
-        sentence = "metrics of heads need weights in place; the model's are offloaded: watch tokens or attention"
-        raise WatchError(sentence, subject="metrics")
+    for name in kept:
+        require_one_of("keep", name, KEPT, WatchError)
+    sentence = "metrics of heads need weights in place; the model's are offloaded: watch tokens or attention"
+    require(not offloaded or all(metric.of != "heads" for metric in chosen), sentence, WatchError, "metrics")
     tensor_parallel = tensor_parallel_of(model)
     if tensor_parallel is not None and "attention" in kept:
         sentence = f"attention is kept in one process; {tensor_parallel.size} share this model: watch metrics of it"
@@ -204,7 +202,8 @@ def _remark_on_special_tokens(model: nn.Module, plans: Mapping[str, WatchPlan]) 
     if not any(SPECIAL_TOKENS & part._parameters.keys() for part in submodules(model) if part not in in_blocks):
         return
     added: dict[str, list[str]] = {}  # by stack: how many tokens of which name
-    paths = {stack: (plan.stack or _name_of(model, plan.blocks[0])).split(".") for stack, plan in plans.items()}
+    names = {part: name for name, part in model.named_modules()}
+    paths = {stack: (plan.stack or names[plan.blocks[0]]).split(".") for stack, plan in plans.items()}
     every = [*paths.values(), *(name.split(".") for name in stacks(model))]
     for name, weight in model.named_parameters():
         *path, last = name.split(".")
@@ -219,27 +218,21 @@ def _remark_on_special_tokens(model: nn.Module, plans: Mapping[str, WatchPlan]) 
         plans[stack].remarks[f"{what}: {counted}"] = None
 
 
-def _name_of(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, part in model.named_modules() if part is module)
-
-
-def _shared(path: Sequence[str], other: Sequence[str]) -> int:
+def _shared(path: list[str], other: list[str]) -> int:
     """How many steps two dotted names have in common."""
     return next((k for k, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), min(len(path), len(other)))
 
 
-@cache
-def _default_metrics() -> list[Metric]:
-    return chosen_metrics("watch", DEFAULT_METRICS)
+_default_metrics = cache(lambda: chosen_metrics("watch", DEFAULT_METRICS))
 
 
 def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | None:
     """The padding that the user gave, True at padded tokens, or None."""
     if isinstance(padding, Tensor) or padding == "model":
         return padding_from(padding if isinstance(padding, Tensor) else None, attention_mask)
-    if padding != "none" or attention_mask is not None:
-        expected = "a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask"
-        raise WatchError(f"padding must be {expected}; got {padding!r}", subject="padding")
+    expected = "a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask"
+    sentence = f"padding must be {expected}; got {padding!r}"
+    require(padding == "none" and attention_mask is None, sentence, WatchError, "padding")
     return None
 
 
@@ -269,6 +262,5 @@ def _layers(model: nn.Module, blocks: list[nn.Module], layers: Sequence[int] | N
     configured = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
     last = max(len(blocks), configured if isinstance(configured, int) else 0)
     wrong = [layer for layer in layers if type(layer) is not int or not 0 <= layer <= last]
-    if wrong or not layers:
-        raise WatchError(f"layers must name layers 0..{last}; got {wrong or 'none'}", subject="layers")
+    require(layers and not wrong, f"layers must name layers 0..{last}; got {wrong or 'none'}", WatchError, "layers")
     return frozenset(layers)

@@ -4,216 +4,60 @@ The hooks of `block_hooks.py`, the observer of attention and the hooks on router
 
 | event | what happens |
 |---|---|
-| `begin_call` | a `ModelCall` is made, unless the call is not to be measured |
-| `enter_block` | the layer gets its number; the first block's input is layer 0, read when `first_input.py` knows how |
+| `begin_call` | a `ModelCall` (`model_call.py`) is made, unless the call is not to be measured |
+| `enter_block` | the layer gets its number; the first block's input is layer 0, read when it is known how |
 | `on_attention`, `on_contributions` | `attention_readings.py` reads metrics |
-| `on_module_output` | `routing.py` reads metrics, if the module is a router |
+| `on_module_output` | `state_readings.py` reads metrics, if the module is a router |
 | `leave_block` | the block's output is its layer's hidden states: `state_readings.py` reads metrics |
 | `end_call` | what was read of the call is checked and added to the `WatchTotals`; if it failed, dropped |
 
 Layers are numbered by the order of calls within one call of the model, so that one module called twelve times
-is twelve layers; a block that is passed over leaves its number out. `watch.py` and `notes.py` read the totals.
+is twelve layers; a block that is passed over leaves its number out.
 
 Where several threads call the model, one call is measured at a time: a call that begins in another thread meanwhile is
 left out, with all of its events.
 """
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock, Thread, current_thread, get_ident
 from time import sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention.head_outputs import OutputProjectionFinder, PartOfSum
 from rankscope.live.attention.multihead import attention_call, multihead_modules
 from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
-from rankscope.live.first_input import FirstInput
-from rankscope.live.hidden_states import (
-    BlockChain,
-    candidates_in,
-    continuation,
-    hidden_states_in,
-    rows_and_columns,
-    sizes_in,
-)
+from rankscope.live.hidden_states import candidates_in, continuation, hidden_states_in, rows_and_columns, sizes_in
+from rankscope.live.model_call import CallReadings, FirstInput, ModelCall, WatchTotals
 from rankscope.live.modules import own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
-from rankscope.live.plan import KEPT, WatchPlan
+from rankscope.live.plan import WatchPlan
 from rankscope.live.processes import in_trial_of_stage
-from rankscope.live.routing import RoutingReadings, routing_in
-from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
-from rankscope.live.tensor_parallel import refuse_context_parallel, token_counts
-from rankscope.metrics import Metric, Reading
-from rankscope.profiles import Readings
+from rankscope.live.state_readings import (
+    RoutingReadings,
+    StateReadings,
+    TokenBatch,
+    arithmetic_of,
+    dropout_of,
+    routing_in,
+)
+from rankscope.live.tensor_parallel import TensorParallel, refuse_context_parallel, token_counts
 
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
 MEANWHILE = "it ran in another thread while a call was measured"
-TOGETHER = 2**8  # calls whose readings are packed together
-WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
 _CALL = nn.Module._call_impl.__code__  # runs the hooks of a module, and its forward
-
-
-class CallReadings(NamedTuple):
-    """What is read of one call, made when its first hidden states are known."""
-
-    batch: TokenBatch
-    states: StateReadings
-    attention: AttentionReadings
-    routing: RoutingReadings
-
-
-class ModelCall:
-    """One call of the model, or, `alone`, of a module around the blocks by itself, while it runs."""
-
-    def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
-        self.arguments = [arguments]  # of the model and of the modules around the blocks, from the outside in
-        self.alone = alone  # a module around the blocks was called by itself, not by the model
-        self.layer = 0  # the layer entered last
-        self.order: list[int] = []  # the blocks that were called, by their places in the plan, from 1
-        self.first: FirstInput | None = None  # what the first block took
-        self.left_out = False  # found to be a call that is not measured, after its first block was entered
-        self.open: list[tuple[int, torch.Size | None]] = []  # layers entered and not left, shapes they took
-        self.beside: list[Tensor] = []  # of other shapes than the hidden states, returned by the last block
-        self.left: list[int] = []  # layers whose block has returned
-        self.chain = BlockChain()  # follows the hidden states from block to block
-        self.mask: str | None = None  # the argument that said which tokens are padding
-        self.readings: CallReadings | None = None  # until the first block is entered
-        self.blocks: dict[int, nn.Module] = {}  # by layer, those that were entered
-        self.failure: Exception | None = None  # the first error, where it has to wait for the end of the call
-
-
-class PackedReadings:
-    """The readings of many calls as one tensor of numbers on the CPU; each small tensor would take a kilobyte."""
-
-    def __init__(self, readings: Sequence[tuple[int, int, Readings]]) -> None:
-        layouts: dict[Any, Any] = {}  # each is kept once
-        self._rows: list[tuple[int, int, tuple[tuple[Metric, torch.Size], ...]]] = []
-        parts: list[Tensor] = []
-        for layer, start, rows in readings:
-            layout = tuple((metric, reading.value.shape) for metric, reading in rows)
-            self._rows.append((layer, start, layouts.setdefault(layout, layout)))
-            parts += [x.flatten() for _, of in rows for x in (of.value, of.log10, of.floor)]
-        alike = len({x.device for x in parts}) == 1  # then one copy brings all of them
-        self._numbers = torch.cat(parts if alike else [x.cpu() for x in parts]).cpu() if parts else torch.zeros(0)
-
-    def rows(self) -> Iterator[tuple[int, int, Readings]]:
-        """(layer, first sample, readings) of all calls, as they were."""
-        at = 0
-        for layer, start, layout in self._rows:
-            readings: Readings = []
-            for metric, shape in layout:
-                numbers = self._numbers[at : at + 3 * shape.numel()].view(3, *shape)
-                readings.append((metric, Reading(*numbers.unbind())))
-                at += numbers.numel()
-            yield layer, start, readings
-
-
-class WatchTotals:
-    """What was measured in all calls of a watch that ended well, and what was noticed."""
-
-    def __init__(self) -> None:
-        self.calls = self.samples = 0
-        self.calls_left_out: Counter[str] = Counter()  # by reason
-        self.calls_per_layer: Counter[int] = Counter()
-        self.blocks_outside = 0  # calls of blocks outside a call of the model
-        self.layers_with_attention: set[int] = set()
-        self.later_attention = 0  # after the first of a block
-        self.other_attention = 0  # not of a block's tokens to themselves
-        self.row_sum_defects: list[Tensor] = []  # how far rows of attention are from summing to one, at most
-        self.float32_inside = False  # a model in float64 computed attention in float32
-        self.last_batch: TokenBatch | None = None  # the tokens of the last call
-        self.padded_tokens: list[Tensor] = []  # their numbers, which are to be added up
-        self.masks: set[str | None] = set()  # the arguments that said which tokens are padding
-        self.broken_links: set[int] = set()  # layers whose output is not the input of the next block
-        self.unsure_layers: set[int] = set()  # layers of which several tensors could be the hidden states
-        self.doubtful_masks: set[str] = set()  # arguments that may be True at tokens or at padding
-        self.orders: set[tuple[int, ...]] = set()  # of the blocks, where they were called in another than the plan's
-        self.modes: set[str] = set()  # train or eval
-        self.dropout = 0.0  # the largest rate that was active
-        self.arithmetic: torch.dtype | None = None
-        self.kept: dict[str, dict[int, list[Tensor]]] = {of: defaultdict(list) for of in KEPT}
-        self._readings: list[tuple[int, int, Readings]] = []  # (layer, first sample, readings)
-        self._packed: list[PackedReadings] = []  # those of earlier calls
-        self._broken: list[tuple[int, Tensor]] = []  # (layer, whether its states hold NaN or infinity)
-        self._ended: list[tuple[int, StateReadings]] = []  # (first sample of a call, its states, not read yet)
-        self._waiting_entries = 0  # of these states
-
-    @property
-    def valid(self) -> Tensor:
-        """`[batch, token]` of the last call, False at padding; of no call, no token."""
-        batch = self.last_batch
-        return torch.zeros(0, 0, dtype=torch.bool) if batch is None else batch.valid_on(batch.device)
-
-    @property
-    def readings(self) -> list[tuple[int, int, Readings]]:
-        """(layer, first sample, readings) of all calls."""
-        self._read_ended()
-        return [row for packed in self._packed for row in packed.rows()] + self._readings
-
-    @property
-    def broken_states(self) -> list[tuple[int, Tensor]]:
-        """(layer, whether some entry of its hidden states was NaN or infinite)"""
-        self._read_ended()
-        return self._broken
-
-    def add(self, call: ModelCall, readings: CallReadings) -> None:
-        """Count a call that ended well."""
-        attention, layer_number = readings.attention, readings.states.number
-        self.broken_links.update(map(layer_number, call.chain.broken))
-        self.unsure_layers.update(map(layer_number, call.chain.unsure))
-        self.masks.add(call.mask)
-        self.calls_per_layer.update(map(layer_number, call.left))
-        self.row_sum_defects += attention.defects
-        self.layers_with_attention.update(map(layer_number, attention.layers))
-        self.later_attention += attention.later
-        self.other_attention += len(attention.left_out)
-        self.float32_inside |= attention.float32_inside
-        self._ended.append((self.samples, readings.states))
-        self._waiting_entries += readings.states.waiting_entries
-        if self._waiting_entries >= WAITING or len(self._ended) >= TOGETHER:
-            self._read_ended()
-        self.samples += readings.batch.shape[0]
-        self.last_batch = readings.batch
-        if not readings.batch.all_valid:
-            self.padded_tokens.append((~self.valid).sum())
-        states = readings.states
-        for name, kept in (("states", states.kept), ("attention", attention.kept), ("embeddings", states.means)):
-            for layer, x in kept:
-                self.kept[name][layer_number(layer)].append(x)
-
-    def _read_ended(self) -> None:
-        """Read the hidden states that wait."""
-        ended, self._ended, self._waiting_entries = self._ended, [], 0
-        for start, states in ended:
-            self._readings += [(layer, start, rows) for layer, rows in states.all_readings()]
-            self._broken += [(states.number(layer), broken) for layer, broken in states.broken]
-        if len(ended) >= TOGETHER or len(self._readings) >= TOGETHER * max(1, len(self.calls_per_layer)):
-            self._pack()
-
-    def _pack(self) -> None:
-        """Keep what was read so far in fewer and smaller objects."""
-        if self._readings:
-            self._packed.append(PackedReadings(self._readings))
-        self._readings = []
-        broken: dict[int, Tensor] = {}
-        for layer, x in self._broken:
-            broken[layer] = x | broken[layer].to(x.device) if layer in broken else x
-        self._broken = list(broken.items())
-        for numbers, joined in ((self.row_sum_defects, torch.amax), (self.padded_tokens, torch.sum)):
-            if numbers:
-                numbers[:] = [joined(torch.stack([x.to(numbers[0].device) for x in numbers]), 0)]
 
 
 def event(method: Callable[..., None]) -> Callable[..., None]:
@@ -256,10 +100,9 @@ class Recorder:
         self.failure: Exception | None = None  # the first error that was contained
         self.totals = WatchTotals()
         self._trained = False  # a training batch was read in train mode
-        # Made only where it is needed: with the recorder it is a cycle, whose tensors Python frees later.
-        self.projections = (
-            OutputProjectionFinder(self.on_contributions, plan.tensor_parallel) if plan.wants("heads") else None
-        )
+        self.projections: OutputProjectionFinder | None = None
+        if plan.wants("heads"):  # else not: with the recorder it is a cycle, whose tensors Python frees later
+            self.projections = OutputProjectionFinder(self.on_contributions, plan.tensor_parallel)
         self._call: ModelCall | None = None  # the call that is being measured
         self._thread: Thread | None = None  # the thread that this call runs in
         self._made_in = get_ident()
@@ -355,10 +198,18 @@ class Recorder:
         if failed:
             self.totals.calls_left_out["it failed"] += 1
             return
-        self._finish_attention(call)
-        self._join_processes(call)
-        if call.readings is not None:
-            self._check_and_add(call, call.readings)
+        readings, together = call.readings, self.plan.tensor_parallel
+        if readings is not None and call.failure is None:
+            try:
+                readings.attention.finish()
+            except WatchError as error:
+                if together is None:
+                    raise
+                call.failure = error  # raised in all processes that share the model
+        if together is not None:
+            self._join_processes(call, together)
+        if readings is not None:
+            self._check_and_add(call, readings)
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -439,9 +290,9 @@ class Recorder:
                 call.open.clear()
                 return
         if len(call.open) == 1:  # an observer may follow attention anyway
-            self._follows = not self.multihead and (call.readings is None or not self.plan.layout_known)
-            if self._follows and any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners):
-                self._follows = False
+            unknown = not self.multihead and (call.readings is None or not self.plan.layout_known)
+            followed = any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners)
+            self._follows = unknown and not followed
             if self._follows and self._tracer is None:
                 self._tracer = FunctionTracer(self._take_evidence)
         if listeners := self._listeners():
@@ -471,20 +322,18 @@ class Recorder:
             self.projections.block_left(block)
 
     @event
-    def on_left_out_attention(self, attention: AttentionCall) -> None:
-        """Take note of attention that goes nowhere, since it is left out: it is not measured."""
+    def on_attention(self, attention: AttentionCall, left_out: bool = False) -> None:
+        """Measure attention that an observer reports, if a block of a measured call runs; attention that goes nowhere,
+        since it is `left_out`, is noted only."""
         self._take_evidence(attention)
         self._begin_readings(self.call, at_any_rate=True)
-        if (running := self._running()) is not None:
-            running[1].attention.pass_over(running[0])
-
-    @event
-    def on_attention(self, attention: AttentionCall) -> None:
-        """Measure attention that an observer reports, if a block of a measured call runs."""
-        self._take_evidence(attention)
-        self._begin_readings(self.call, at_any_rate=True)
-        if (running := self._running()) is not None:
-            running[1].attention.read(running[0], attention)
+        if (running := self._running()) is None:
+            return
+        layer, readings = running
+        if left_out:
+            readings.attention.layers.add(layer)
+        else:
+            readings.attention.read(layer, attention)
 
     @event
     def on_projection(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -552,8 +401,24 @@ class Recorder:
         padding, call.mask = (self.plan.padding, None) if first.mask is None else first.mask[:2]
         self.plan.unmasked |= call.mask is None and self.plan.padding_from_model
         call.open[0] = (call.open[0][0], hidden.shape)
-        call.readings = self._first_reading(call, hidden, padding)
-        call.readings.states.read(0, hidden)
+        batch = TokenBatch.of(hidden, padding, self._arithmetic_of(hidden))
+        states = StateReadings(self.plan, batch)
+        attention = AttentionReadings(self.plan, batch, states.readings, self.projections, call.mask)
+        call.readings = CallReadings(batch, states, attention, RoutingReadings(self.plan, batch, states.readings))
+        states.read(0, hidden)
+
+    def _arithmetic_of(self, hidden: Tensor) -> torch.dtype:
+        """The dtype that a call with these first hidden states runs in; noted, with the modes and dropout of blocks."""
+        totals, arithmetic = self.totals, arithmetic_of(self.weights, hidden)
+        both = f"{totals.arithmetic} and now in {arithmetic}"
+        sentence = f"a watch is of one arithmetic; this model ran in {both}: watch it anew"
+        require(totals.arithmetic in (None, arithmetic), sentence, WatchError, "model")
+        totals.arithmetic = arithmetic
+        training = any(block.training for block in self.plan.blocks)
+        totals.modes.add("train" if training else "eval")
+        if training:
+            totals.dropout = max(totals.dropout, *map(dropout_of, self.plan.blocks))
+        return arithmetic
 
     def _forget_call(self) -> ModelCall | None:
         """End the call that is being measured, also for those who follow the blocks, and return it."""
@@ -578,20 +443,8 @@ class Recorder:
         together = self.plan.tensor_parallel
         return states if together is None else [together.whole(x) for x in states]
 
-    def _finish_attention(self, call: ModelCall) -> None:
-        """Compute the metrics of attention that wait for the end of a call."""
-        try:
-            if call.readings is not None and call.failure is None:
-                call.readings.attention.finish()
-        except WatchError as error:
-            if self.plan.tensor_parallel is None:
-                raise
-            call.failure = error  # raised in all processes that share the model
-
-    def _join_processes(self, call: ModelCall) -> None:
+    def _join_processes(self, call: ModelCall, together: TensorParallel) -> None:
         """Bring together what the processes that share the model have read; if one has failed, raise in all of them."""
-        if (together := self.plan.tensor_parallel) is None:
-            return
         readings = None if call.readings is None else call.readings.attention
         mine = None if readings is None or call.failure is not None else readings.of_own_heads()
         reason = None if call.failure is None else str(call.failure)
@@ -599,29 +452,10 @@ class Recorder:
         if call.failure is not None:
             raise call.failure
         for rank, reason in zip(together.ranks, reasons, strict=True):
-            if reason is not None:
-                raise WatchError(
-                    f"rank {rank}, which shares this model, could not measure it: {reason}", subject="ranks"
-                )
+            sentence = f"rank {rank}, which shares this model, could not measure it: {reason}"
+            require(reason is None, sentence, WatchError, "ranks")
         if readings is not None:
             readings.join_heads(parts, call.blocks)
-
-    def _first_reading(self, call: ModelCall, hidden: Tensor, padding: Tensor | None) -> CallReadings:
-        """The first hidden states of a call say its samples and its arithmetic."""
-        plan, totals = self.plan, self.totals
-        arithmetic = arithmetic_of(self.weights, hidden)
-        batch = TokenBatch.of(hidden, padding, arithmetic)
-        if totals.arithmetic not in (None, arithmetic):
-            both = f"{totals.arithmetic} and now in {arithmetic}"
-            raise WatchError(f"a watch is of one arithmetic; this model ran in {both}: watch it anew", subject="model")
-        totals.arithmetic = arithmetic
-        training = any(block.training for block in plan.blocks)
-        totals.modes.add("train" if training else "eval")
-        if training:
-            totals.dropout = max(totals.dropout, *map(dropout_of, plan.blocks))
-        states = StateReadings(plan, batch)
-        attention = AttentionReadings(plan, batch, states.readings, self.projections, call.mask)
-        return CallReadings(batch, states, attention, RoutingReadings(plan, batch, states.readings))
 
     def _check_and_add(self, call: ModelCall, readings: CallReadings) -> None:
         """Check a call that has returned, and add what was read of it to the totals."""
@@ -634,9 +468,9 @@ class Recorder:
             readings.states.read(*settled)
         call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
         if sorted(set(call.order)) != call.order and sorted(call.left) != [*range(1, len(call.left) + 1)]:
-            if self.plan.layers is not None:
-                came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
-                raise WatchError(f"layers= counts blocks in the order of their calls; {came}", subject="layers")
+            came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
+            sentence = f"layers= counts blocks in the order of their calls; {came}"
+            require(self.plan.layers is None, sentence, WatchError, "layers")
             readings.states.numbers = {layer: k for k, layer in enumerate(sorted(call.left), start=1)}
             self.totals.orders.add(tuple(call.order))
         self.totals.add(call, readings)

@@ -2,7 +2,7 @@
 
 `watch.py` and the monitor make one for each stack, of its `WatchPlan`. Entering it attaches hooks to the model and its
 blocks (`block_hooks.py`) and, if metrics ask for it, the first observer of `attention/` that applies and hooks on
-routers (`routing.py`); all report to its recorder (`recorder.py` has the order of events). Leaving removes them.
+routers; all report to its recorder (`recorder.py` has the order of events). Leaving removes them.
 `profile` makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
@@ -13,12 +13,12 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live import processes
 from rankscope.live.attention import AttentionCall, WatchedBlocks
-from rankscope.live.attention.head_outputs import projections_hooked
+from rankscope.live.attention.head_outputs import may_project
 from rankscope.live.attention.multihead import without_nested_tensors
-from rankscope.live.block_hooks import BlockHooks
+from rankscope.live.block_hooks import block_hooks
 from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import LeftOut
 from rankscope.live.modules import hooked, parts_in, submodules
@@ -40,15 +40,9 @@ class StackWatch:
     `WatchedBlocks.modules` gives, if the caller has it."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        plan: WatchPlan,
-        *,
-        compiled: bool = False,
-        contained: bool = False,
-        of_this_thread: bool = False,
-        modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
-    ) -> None:
+        self, model: nn.Module, plan: WatchPlan, *, compiled: bool = False, contained: bool = False,
+        of_this_thread: bool = False, modules: tuple[Sequence[nn.Module], Sequence[nn.Module]] | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.plan = model, plan
         self._compiled = compiled
         self._blocks = WatchedBlocks(model, plan.blocks)
@@ -57,7 +51,7 @@ class StackWatch:
         self._of_this_thread = of_this_thread
         self._recorder = Recorder(plan, self._blocks, in_blocks, contained)
         self._removal = Removal(model, plan) if plan.left_out else None
-        self._hooks = BlockHooks(self._blocks, self._recorder)
+        self._before, self._after = block_hooks(self._blocks, self._recorder)
         self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: Hooks | None = None  # hooks and contexts that leaving undoes; None outside
@@ -66,8 +60,7 @@ class StackWatch:
         return f"StackWatch({type(self.model).__name__}, {self.samples} samples in {self.calls} calls)"
 
     def __enter__(self) -> "StackWatch":
-        if self._stack is not None:
-            raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
+        require(self._stack is None, "this watch is already inside its with: use a second watch", WatchError, "watch")
         plan, recorder = self.plan, self._recorder
         with recorder.beginning(), Hooks(self._of_this_thread) as stack:
             if plan.tensor_parallel is not None:
@@ -82,16 +75,18 @@ class StackWatch:
                 self._changes["While watched, torch's fused encoder and its nested tensors were off."] = None
             if self._removal is not None:
                 self._removal.attach(stack)
-            self._hooks.before(stack)
+            for module, hook in self._before:
+                stack.attach(module, hook, before=True, with_kwargs=True)
             if plan.wants_attention or plan.left_out.heads:
                 self._observe_attention(stack)
             if plan.wants("heads"):
-                stack.enter_context(projections_hooked(self._blocks, recorder.on_projection))
+                stack.enter_context(hooked(filter(may_project, parts_in(self._blocks)), recorder.on_projection))
             if plan.wants("routing"):
                 stack.enter_context(hooked(parts_in(self._blocks), self._on_module_output))
             if self._removal is not None:
                 self._removal.attach_last(stack)
-            self._hooks.after(stack)
+            for module, hook in self._after:
+                stack.attach(module, hook, always_call=True)
             self._stack = stack.pop_all()
         return self
 
@@ -112,15 +107,10 @@ class StackWatch:
         return StackWatch(self.model, plan, compiled=self._compiled, contained=self._contained, modules=self._modules)
 
     def profile(self, variant: str = AS_GIVEN) -> Profile:
-        """What was measured so far, under the name `variant`, as `measure` gives it; samples are numbered on from call
-        to call.
-
-        Raises:
-            WatchError: Nothing was measured; the message says why.
-        """
+        """What was measured so far, under the name `variant`; as in `Watch.profile`."""
         totals = self._recorder.totals
-        if not totals.calls:
-            raise WatchError("the model was not called in watch: call model(...), not its forward", subject="model")
+        sentence = "the model was not called in watch: call model(...), not its forward"
+        require(totals.calls, sentence, WatchError, "model")
         if not totals.samples:
             why = "; ".join(f"{count} left out: {why}" for why, count in totals.calls_left_out.items())
             why = why or "none of its blocks was called; name those that are with blocks="
@@ -179,8 +169,7 @@ class StackWatch:
 
     @property
     def embeddings(self) -> dict[int, Tensor]:
-        """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`, padding left out, of
-        all calls one after another. A sample without tokens has no row."""
+        """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`; see `Watch`."""
         return {layer: torch.cat(means) for layer, means in self._kept("embeddings").items()}
 
     @property
@@ -201,10 +190,7 @@ class StackWatch:
             self._removal.on_attention(attention)
         if not self.plan.wants_attention:
             return
-        if self._removal is not None and self._removal.running:
-            self._recorder.on_left_out_attention(attention)
-        else:
-            self._recorder.on_attention(attention)
+        self._recorder.on_attention(attention, left_out=self._removal is not None and self._removal.running)
 
     def _on_module_output(self, module: nn.Module, args: object, output: object) -> None:
         """A module in a block returned: it may be a router."""
@@ -212,16 +198,16 @@ class StackWatch:
             self._recorder.on_module_output(module, args, output)
 
     def _kept(self, what: str) -> dict[int, list[Tensor]]:
-        if what not in self.plan.keep:
-            raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})", subject="keep")
+        sentence = f"{what} are kept when asked for: watch(model, keep={what!r})"
+        require(what in self.plan.keep, sentence, WatchError, "keep")
         return dict(sorted(self._recorder.totals.kept[what].items()))
 
     def _observe_attention(self, hooks: Hooks) -> None:
         """Attach the first observer that applies; one watch at a time may observe a block."""
         blocks = self._blocks
-        parts = submodules(*blocks)
-        if not _observed.isdisjoint(parts) or not set(submodules(*_observed)).isdisjoint(blocks):
-            raise WatchError("attention of this model is watched already: leave that watch first", subject="attention")
+        unobserved = _observed.isdisjoint(submodules(*blocks)) and set(submodules(*_observed)).isdisjoint(blocks)
+        sentence = "attention of this model is watched already: leave that watch first"
+        require(unobserved, sentence, WatchError, "attention")
         observer = next((way for way in self.plan.attention if way.applies(self.model, blocks)), None)
         if observer is None:
             ways = ", ".join(type(way).__name__ for way in self.plan.attention) or "none"
@@ -229,6 +215,6 @@ class StackWatch:
             raise WatchError(f"{what}: watch metrics of tokens, or give attention=[Mine()]", subject="attention")
         _observed.update(blocks)
         hooks.callback(_observed.difference_update, blocks)
-        sentence = hooks.enter_context(observer.attach(blocks, self._on_attention))
-        if sentence is not None:
-            self._changes[sentence] = None
+        note = hooks.enter_context(observer.attach(blocks, self._on_attention))
+        if note is not None:
+            self._changes[note] = None

@@ -1,4 +1,4 @@
-"""Hidden states of one call, reduced to numbers on the device where they are.
+"""Hidden states and routing of one call, reduced to numbers on the device where they are.
 
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
@@ -7,6 +7,11 @@ CPU, metrics that ask for no more (`from_norms`) are computed for all layers tog
 state (`StateNorms`), since for small states calling each metric costs more than computing it:
 
     ||X||_F,  ||X||_{1,inf},  ||res X||_F,  ||res X||_{1,inf}
+
+`RoutingReadings` reads metrics where a router of a mixture of experts returns. transformers' routers return the scores
+of all experts, the weights of those that a token goes through, and which these are, row by row of tokens, sample by
+sample: `[row, expert]`, `[row, k]`, `[row, k]`. So whatever module in a block returns three such tensors is taken for a
+router, whoever wrote it.
 """
 
 import math
@@ -14,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
-from rankscope.live.blocks import describe_inner_stacks
-from rankscope.live.isolation import float64_device, isolated, to_float64_device
-from rankscope.live.modules import submodules
+from rankscope.errors import WatchError, require
+from rankscope.live.hooks import float64_device, isolated, to_float64_device
+from rankscope.live.modules import describe_inner_stacks, submodules
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import Metric, Reading, Tokens, unit_of, valid_tokens
 from rankscope.profiles import Readings, read_tensor
@@ -223,6 +228,59 @@ class StateReadings:
             samples = slice(k * batch, (k + 1) * batch)
             self.readings.append((layer, [(metric, rows.of_samples(samples)) for metric, rows in measured]))
             self.broken.append((layer, broken[samples].any()))
+
+
+def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(scores, weights, chosen), detached, if a module returned a tuple that begins with these, as a router does; else
+    None. An expert of -1 is none, as routers write it for a token that they drop; its weight is then 0."""
+    if not isinstance(output, tuple) or len(output) < 3 or not all(isinstance(x, Tensor) for x in output[:3]):
+        return None
+    scores, weights, chosen = (x.detach() for x in output[:3])
+    alike = weights.shape == chosen.shape and scores.shape[:-1] == chosen.shape[:-1] and scores.ndim > 1
+    floating = scores.is_floating_point() and weights.is_floating_point()
+    indices = chosen.dtype in (torch.int64, torch.int32)
+    if not (alike and floating and indices) or bool(((chosen < -1) | (chosen >= scores.shape[-1])).any()):
+        return None
+    return scores, weights.masked_fill(chosen < 0, 0.0), chosen.clamp(min=0)
+
+
+class RoutingReadings:
+    """Reads the metrics of routing in one call; `readings` takes what is read."""
+
+    def __init__(self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Readings]]) -> None:
+        self.plan, self.batch, self.readings = plan, batch, readings
+        self.layers: set[int] = set()  # layers whose routing was seen
+        self.other_shapes: list[tuple[int, ...]] = []  # shapes of routing that is not of the block's tokens
+
+    def read(self, layer: int, output: Any) -> None:
+        """Measure what a module in this layer returned, if it is a router."""
+        if (routing := routing_in(output)) is None:
+            return
+        scores, weights, chosen = routing
+        batch, token = self.batch.shape
+        came = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+        sentence = f"a block must have one router for its routing to be read; {came}"
+        require(layer not in self.layers, sentence, WatchError, "blocks")
+        if chosen.shape[:-1].numel() != batch * token:
+            self.other_shapes.append(tuple(chosen.shape))
+            return
+        self.layers.add(layer)
+        if not self.plan.measures(layer):
+            return
+        with isolated(scores.device):
+            shares = torch.zeros_like(scores).scatter_add(-1, chosen.long(), weights.to(scores.dtype))
+            if self.plan.layout == "token first":
+                shares = shares.reshape(token, batch, -1).transpose(0, 1)
+            wide, valid = to_float64_device(shares.reshape(batch, token, -1)), self.batch.valid_for(shares)
+            measured, _ = read_tensor("routing", wide, valid, self.plan.metrics, self.batch.unit)
+        self.readings.append((layer, measured))
+
+    def check(self) -> None:
+        """Refuse a call in which metrics of routing were asked for and no router was seen."""
+        came = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
+        expected = f"a router of the blocks' {tuple(self.batch.shape)} tokens must return scores, weights and experts"
+        sentence = f"{expected}; {came} came: watch metrics of tokens"
+        require(self.layers or not self.plan.wants("routing"), sentence, WatchError, "routing")
 
 
 def arithmetic_of(weights: Iterable[Tensor], hidden: Tensor) -> torch.dtype:

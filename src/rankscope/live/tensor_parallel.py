@@ -14,8 +14,8 @@ ends, in all of them.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -23,24 +23,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live import processes
+from rankscope.live.hooks import Replacements
 from rankscope.live.modules import submodules
 from rankscope.shapes import Float
 
 FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
 SAMPLED = 1024  # entries of hidden states by which processes find out whether they have the same
 ALIKE = 1e-2  # by how much of their size these may differ, as sums in another order do
-CONVERSIONS = (
-    "from_local",
-    "to_local",
-    "redistribute",
-    "full_tensor",
-)  # of DTensor; torch's functions do not show them
+CONVERSIONS = ("from_local", "to_local", "redistribute", "full_tensor")  # of DTensor
 WeightKey = tuple[int, str]  # a module by its id, and the name of the weight in it
 TokenCounts = tuple[Sequence[int], Sequence[int]]  # of integer arguments of a call, and of floating ones
-_followers: list[Callable[[Tensor, Tensor], None]] = []
-_originals: dict[str, Any] = {}  # the conversions as torch has them, while others stand in their place
+_conversions = Replacements()  # those of DTensor report their results
 
 
 class TensorParallel:
@@ -138,8 +133,7 @@ class TensorParallel:
             if name and any(word in f"{name} {type(part).__name__}".lower() for word in ("attn", "attention"))
             for inner in part.modules()
         )
-        by_rows: set[int] = set()
-        not_by_rows: set[int] = set()
+        by_rows, not_by_rows = set[int](), set[int]()
         for part in parts or block.modules():
             weight = part._parameters.get("weight")
             if weight is not None and weight.ndim == 2 and not isinstance(part, nn.Embedding):
@@ -166,9 +160,9 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
                 continue
             key = (id(module), name)
             spec: Any = gathered_by_fsdp[key] if key in gathered_by_fsdp else getattr(weight, "_spec", None)
-            if spec is None and getattr(weight, "tensor_model_parallel", False):
-                came = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
-                raise WatchError(f"weights that are split must tell how; {came}", subject="model")
+            came = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
+            known = spec is not None or not getattr(weight, "tensor_model_parallel", False)
+            require(known, f"weights that are split must tell how; {came}", WatchError, "model")
             for axis, placement in enumerate([] if spec is None else spec.placements):
                 if spec.mesh.size(axis) == 1 or placement.is_partial():
                     continue
@@ -178,10 +172,10 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
                     copied.add(ranks)
                 elif not (weight.ndim == 3 and placement.dim == 0):  # experts, each whole on one process
                     groups[ranks], splits[key] = group, placement.dim % weight.ndim
-    if len(groups) > 1:
-        shown = " and ".join(str(list(ranks)) for ranks in groups)
-        sentence = f"all weights of a model must be split over the same processes; they are over {shown}"
-        raise WatchError(f"{sentence}: watch a model with one kind of tensor parallelism", subject="model")
+    shown = " and ".join(str(list(ranks)) for ranks in groups)
+    sentence = f"all weights of a model must be split over the same processes; they are over {shown}"
+    way = "watch a model with one kind of tensor parallelism"
+    require(len(groups) <= 1, f"{sentence}: {way}", WatchError, "model")
     if not groups:
         _refuse_plain_shards(model)
         return None
@@ -192,11 +186,9 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
 def _refuse_plain_shards(model: nn.Module) -> None:
     """Raise if transformers has split the weights of a model into plain tensors, as some of its versions do."""
     size = next((size for part in submodules(model) if (size := getattr(part, "_tp_size", None))), 1)
-    if isinstance(size, int) and size > 1:
-        came = (
-            f"those of this {type(model).__name__} are plain tensors, split over {size} processes: update transformers"
-        )
-        raise WatchError(f"weights that are split must tell how, as a DTensor does; {came}", subject="model")
+    what = f"those of this {type(model).__name__} are plain tensors, split over {size} processes"
+    sentence = f"weights that are split must tell how, as a DTensor does; {what}: update transformers"
+    require(not isinstance(size, int) or size <= 1, sentence, WatchError, "model")
 
 
 def _specs_under_fsdp(model: nn.Module) -> dict[WeightKey, Any]:
@@ -222,9 +214,9 @@ def refuse_context_parallel() -> None:
     tells."""
     DTensor = _distributed_tensor()
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
-    if FLASH_ATTENTION in getattr(dispatcher, "_custom_op_handlers", {}):
-        came = "with context parallelism this process has some of them: measure a probe, outside of it"
-        raise WatchError(f"a model must be called with all tokens of a sample; {came}", subject="model")
+    came = "with context parallelism this process has some of them: measure a probe, outside of it"
+    sentence = f"a model must be called with all tokens of a sample; {came}"
+    require(FLASH_ATTENTION not in getattr(dispatcher, "_custom_op_handlers", {}), sentence, WatchError, "model")
 
 
 def _distributed_tensor() -> Any:
@@ -272,25 +264,12 @@ def local_tokens(x: Tensor) -> Tensor:
     return local_part(x.redistribute(placements=kept))  # type: ignore[attr-defined]
 
 
-@contextmanager
-def conversions_followed(follower: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+def conversions_followed(follower: Callable[[Tensor, Tensor], None]) -> AbstractContextManager[None]:
     """Inside, `follower` is called with the tensor and the result of every conversion to a `DTensor`, from one, and
     between two; torch's functions, by which tokens are followed through a block, do not show them."""
     if (DTensor := _distributed_tensor()) is None:  # nobody has made one
-        yield
-        return
-    if not _followers:
-        _originals.update({name: vars(DTensor)[name] for name in CONVERSIONS})
-        for name, original in _originals.items():
-            setattr(DTensor, name, _reporting(original))
-    _followers.append(follower)
-    try:
-        yield
-    finally:
-        _followers.remove(follower)
-        if not _followers:
-            for name, original in _originals.items():
-                setattr(DTensor, name, original)
+        return nullcontext()
+    return _conversions.heard_by(follower, [(DTensor, name, _reporting(vars(DTensor)[name])) for name in CONVERSIONS])
 
 
 def _reporting(conversion: Any) -> Any:
@@ -300,7 +279,7 @@ def _reporting(conversion: Any) -> Any:
     @wraps(function)
     def converted(x: Tensor, *args: Any, **named: Any) -> Any:
         result = function(x, *args, **named)
-        for follower in _followers:
+        for follower in _conversions.listeners:
             follower(x, result)
         return result
 

@@ -7,24 +7,22 @@
 Layer 0 is what the first block takes, layer l what block l returns. Metrics are computed in float64 on the
 device where the tensors are; only the numbers are kept.
 
-What happens, file by file: `watch` makes a `WatchPlan` for each stack of blocks (`plan.py`, which finds the
-`blocks.py`), and a `Watch` of a `StackWatch` for each (`stack_watch.py` goes on from there). Where a model has an
+What happens, file by file: `watch` makes a `WatchPlan` for each stack of blocks (`plan.py`, which finds them by
+`modules.py`), and a `Watch` of a `StackWatch` for each (`stack_watch.py` goes on from there). Where a model has an
 encoder and a decoder, each stack has its own layers, its own tokens and its own padding, as if it were watched alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import starmap
 from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.blocks import Blocks, NamedStacks
 from rankscope.live.left_out import HeadsOut, Names, choose
-from rankscope.live.modules import is_compiled, refuse_scripted, submodules, uncompiled
+from rankscope.live.modules import Blocks, NamedStacks, is_compiled, refuse_scripted, submodules, uncompiled
 from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.live.stack_watch import AS_GIVEN, StackWatch
 from rankscope.metrics import MetricsLike
@@ -89,8 +87,7 @@ def watch(
         raise WatchError(f"watch takes a torch module; received a {type(model).__name__}", subject="model")
     modules = submodules(model)
     refuse_scripted(modules)
-    inner = uncompiled(model)
-    compiled = is_compiled(modules)
+    inner, compiled = uncompiled(model), is_compiled(modules)
     plans = make_plans(
         inner, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask, layout=layout,
         keep=keep, attention=attention, modules=modules,
@@ -114,11 +111,14 @@ class Watch:
         self._entered: ExitStack | None = None
 
     def __repr__(self) -> str:
-        return f"Watch({type(self.model).__name__}, {', '.join(starmap(_counted, self.stacks.items()))})"
+        counted = (
+            f"{name and f'{name}: '}{stack.samples} samples in {stack.calls} calls"
+            for name, stack in self.stacks.items()
+        )
+        return f"Watch({type(self.model).__name__}, {', '.join(counted)})"
 
     def __enter__(self) -> "Watch":
-        if self._entered is not None:
-            raise WatchError("this watch is already inside its with: use a second watch", subject="watch")
+        require(self._entered is None, "this watch is already inside its with: use a second watch", WatchError, "watch")
         self._refuse_unlabelled()
         with ExitStack() as entered:
             for stack in self.stacks.values():
@@ -136,12 +136,12 @@ class Watch:
     def _refuse_unlabelled(self) -> None:
         """Raise if this watch and another of the same model would run at once, and one of them leaves parts out: the
         readings of the other would not say so."""
+        sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
+        way = "leave that watch first; .without(...) may be repeated to leave out more"
         for other in _entered:
-            leaves_out = any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
-            if leaves_out and not set(submodules(self.model)).isdisjoint(submodules(other.model)):
-                sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
-                way = "leave that watch first; .without(...) may be repeated to leave out more"
-                raise WatchError(f"{sentence}; this model is watched already: {way}", subject="without")
+            complete = not any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
+            apart = complete or set(submodules(self.model)).isdisjoint(submodules(other.model))
+            require(apart, f"{sentence}; this model is watched already: {way}", WatchError, "without")
 
     def without(
         self,
@@ -180,9 +180,9 @@ class Watch:
         True
         """
         first, *others = self.stacks
-        if others:
-            sentence = f"parts are left out of a watch of one stack of blocks; this watch has {first} and"
-            raise WatchError(f"{sentence} {' and '.join(others)}: name one, as in blocks={first!r}", subject="stacks")
+        several = f"this watch has {first} and {' and '.join(others)}: name one, as in blocks={first!r}"
+        sentence = f"parts are left out of a watch of one stack of blocks; {several}"
+        require(not others, sentence, WatchError, "stacks")
         stack = self.stacks[first]
         out = choose(self.model, stack.plan.blocks, layers, heads, branches, norms, skips)
         return Watch({first: stack.without(out)}, self.variant)
@@ -225,12 +225,6 @@ class Watch:
     def _only(self, what: str) -> StackWatch:
         """The one stack; an error says how to ask for one of several."""
         first, *others = self.stacks
-        if others:
-            sentence = f"{what} are those of one stack of blocks; this watch has {first} and {' and '.join(others)}"
-            raise WatchError(f"{sentence}: ask for w.stacks[{first!r}].{what}", subject="stacks")
+        several = f"this watch has {first} and {' and '.join(others)}: ask for w.stacks[{first!r}].{what}"
+        require(not others, f"{what} are those of one stack of blocks; {several}", WatchError, "stacks")
         return self.stacks[first]
-
-
-def _counted(name: str, stack: StackWatch) -> str:
-    """How much was measured of a stack, in words."""
-    return f"{f'{name}: ' * bool(name)}{stack.samples} samples in {stack.calls} calls"

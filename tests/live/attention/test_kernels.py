@@ -10,6 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import rankscope
@@ -74,6 +75,14 @@ def test_a_query_that_sees_no_key_has_zeros() -> None:
     P = ScaledDotProduct(F.scaled_dot_product_attention(q, q, q, sees), q, q, q, sees).pattern()
     assert torch.equal(P[:, :, 1], torch.zeros(1, 2, 3, dtype=torch.float64))
     torch.testing.assert_close(P[:, :, [0, 2]].sum(-1), torch.ones(1, 2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+def test_a_causal_bias_is_about_the_corner_that_it_names(bias: Any) -> None:
+    q, k = rand(2, 3, 4, 8), rand(2, 3, 6, 8)
+    call = ScaledDotProduct(F.scaled_dot_product_attention(q, k, k, bias(4, 6)), q, k, k, bias(4, 6))
+    ahead = 3 if bias is causal_lower_right else 1
+    assert torch.equal(call.pattern() == 0, torch.ones(4, 6).triu(ahead).bool().expand(2, 3, 4, 6))
 
 
 def test_a_pattern_that_does_not_give_the_output_is_refused() -> None:
@@ -257,9 +266,9 @@ def test_flex_attention_hides_tokens_by_its_mask(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("at", [None, torch.tensor([3, 1])])
-def test_functions_of_indices_are_mapped_over_the_queries_asked_for(at: Tensor | None, given: bool) -> None:
-    rows = [0, 1, 2, 3] if at is None else at.tolist()
+@pytest.mark.parametrize("at", [torch.arange(4), torch.tensor([3, 1])])
+def test_functions_of_indices_are_mapped_over_the_queries_asked_for(at: Tensor, given: bool) -> None:
+    rows = at.tolist()
     scores = rand(2, 3, len(rows), 5)
 
     def of_indices(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -5,26 +5,25 @@ With the pattern P_h, the values V_h and the rows W_h of the output projection t
 one knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: the first Linear or Conv1D in the
 block that is called, after attention, on exactly these side by side.
 
-Order of events: `Watch` enters `projections_hooked`; the recorder calls `reset` when a call of the model begins;
-`attention_readings.py` sets `head_outputs` when attention was seen; the recorder calls `module_called`, which calls
-`linear_called`, which hands what each head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left` checks
-that the projection was found.
+Order of events: `StackWatch` hooks the modules that `may_project`; the recorder calls `reset` when a call of the model
+begins; `attention_readings.py` sets `head_outputs` when attention was seen; the recorder calls `module_called`, which
+calls `linear_called`, which hands what each head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left`
+checks that the projection was found.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live.attention.observer import Products
 from rankscope.live.attention.row_statistics import pattern_of
 from rankscope.live.attention.scores import AnyScores
-from rankscope.live.isolation import isolated
-from rankscope.live.modules import hooked, parts_in, submodules
+from rankscope.live.hooks import isolated
+from rankscope.live.modules import submodules
 from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
 from rankscope.metrics import unit_of
 from rankscope.shapes import Float
@@ -203,11 +202,9 @@ class OutputProjectionFinder:
         with isolated(x.device):
             self.head_outputs = None
             W = weight_of(linear)
-            if W.shape != (x.shape[-1], y.shape[-1]):
-                came = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
-                raise WatchError(
-                    f"what each head adds needs the weight of the output projection; {came}", subject="heads"
-                )
+            came = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
+            sentence = f"what each head adds needs the weight of the output projection; {came}"
+            require(W.shape == (x.shape[-1], y.shape[-1]), sentence, WatchError, "heads")
             contributions, part = contributions_of(heads, W), None
             if self.together is not None and self.together.is_split_by_rows(linear):
                 part = PartOfSum.of(contributions, linear, y, self.together)
@@ -225,17 +222,16 @@ class OutputProjectionFinder:
             return
         with isolated(x.device):
             same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
-            if torch.equal(x, taken) and not same:
-                adds = f"{type(module).__name__} adds to its {type(projection).__name__}, as LoRA does"
-                sentence = f"what each head adds needs a plain output projection; {adds}: merge it, or {OTHERS}"
-                raise WatchError(sentence, subject="heads")
+            adds = f"{type(module).__name__} adds to its {type(projection).__name__}, as LoRA does"
+            sentence = f"what each head adds needs a plain output projection; {adds}: merge it, or {OTHERS}"
+            require(same or not torch.equal(x, taken), sentence, WatchError, "heads")
 
     def block_left(self, block: nn.Module) -> None:
         """The block has returned: its output projection must have been found by now."""
         self.projected = None
-        if self.head_outputs is not None:
-            came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
-            raise WatchError(f"what each head adds needs the output projection; {came}", subject="heads")
+        came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
+        sentence = f"what each head adds needs the output projection; {came}"
+        require(self.head_outputs is None, sentence, WatchError, "heads")
 
     def module_called(self, module: nn.Module, args: Any, output: Any) -> None:
         """A linear layer, or a module around linear layers, returned."""
@@ -245,20 +241,15 @@ class OutputProjectionFinder:
             called(module, local_part(args[0].detach()), local_part(output.detach()))
 
 
-def projections_hooked(
-    blocks: Sequence[nn.Module], hook: Callable[[nn.Module, Any, Any], None]
-) -> AbstractContextManager[None]:
-    """Inside, linear layers in the blocks, and modules with weights around them, have this hook."""
-    return hooked([part for part in parts_in(blocks) if is_linear(part) or _wraps_linear(part)], hook)
-
-
 def is_linear(module: nn.Module) -> bool:
     """True for a linear layer: torch's, or a Conv1D of transformers."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def _wraps_linear(module: nn.Module) -> bool:
-    """True if there are linear layers in a module and parameters beside those of one of them and of norms."""
+def may_project(module: nn.Module) -> bool:
+    """True for a linear layer, and for a module with one and parameters beside those of one of them and of norms."""
+    if is_linear(module):
+        return True
     inside = submodules(module)
     plain = [part for part in inside if "norm" not in type(part).__name__.lower()]
     weighted = [part for part in plain if next(part.parameters(recurse=False), None) is not None]

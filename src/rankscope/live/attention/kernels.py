@@ -11,8 +11,9 @@ the packages that the blocks are written in or in the blocks, hold one that call
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import wraps
 from pkgutil import resolve_name
 from types import FunctionType
@@ -25,14 +26,12 @@ from rankscope.live.attention.head_outputs import by_head, check_pattern, values
 from rankscope.live.attention.observer import Products
 from rankscope.live.attention.row_statistics import HELD
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.live.isolation import isolated
+from rankscope.live.hooks import Replacements, isolated
 from rankscope.live.modules import submodules
 from rankscope.live.tensor_parallel import local_part
 
 OnFlexAttention = Callable[["FlexAttention"], None]
-_callbacks: list[OnFlexAttention] = []
-# Names that hold another function now: their holder, the name, and the function that they held.
-_replaced: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+_reports = Replacements()  # names that hold flex attention hold one that reports its calls
 
 
 class ScaledDotProduct:
@@ -62,12 +61,17 @@ class ScaledDotProduct:
         return self.value.shape[-1]
 
     def pattern(self) -> Tensor:
-        """The attention pattern `[batch, head, query, key]`, checked against the output."""
+        """The attention pattern `[batch, head, query, key]`, in float32 or wider, checked against the output."""
         with isolated(self.query.device):
-            P = self._pattern()
+            scores, values = self.scores(), self._values()
+            scale = 1 / math.sqrt(scores.query.shape[-1]) if self.scale is None else self.scale
+            scores = replace(scores, scale=scale, key=self._for_all_heads(scores.key))
+            s = scores.rows(torch.arange(self.sizes[1], device=self.query.device))
+            blind = (s == -torch.inf).all(-1, keepdim=True)  # a query that sees no key gets zeros
+            P = s.softmax(-1).masked_fill_(blind, 0.0)
             if not self.dropout:
-                check_pattern(P, self._for_all_heads(self.value), self.output, "torch's attention")
-            return by_head(P)
+                check_pattern(P, self._for_all_heads(values), by_head(self.output), "torch's attention")
+            return P
 
     def head_outputs(self) -> Tensor:
         """The output of each head `[batch, query, head, d]`."""
@@ -92,7 +96,7 @@ class ScaledDotProduct:
         causal, variant = self.causal, getattr(self.mask, "variant", None)
         if variant is not None:  # a causal bias of torch.nn.attention.bias, which need not be made
             mask, causal = None, True
-            offset = key.shape[-2] - query.shape[-2] if "LOWER_RIGHT" in str(variant) else 0
+            offset = key.shape[-2] - query.shape[-2] if variant.name == "LOWER_RIGHT" else 0
         return AttentionScores(
             query=by_head(query), key=by_head(key), scale=self.scale, causal=causal, offset=offset,
             mask=None if mask is None else self._mask_by_head(mask.detach()), modified=self._rows_modified(),
@@ -104,9 +108,16 @@ class ScaledDotProduct:
         return None if self.dropout else self._products
 
     def _products(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        return values_product(self._values(), self.head_outputs())(rows, P)
+
+    def _values(self) -> Tensor:
+        """The values `[batch, group, key, d]`."""
         value = self._taken(self.value)
-        value = value if self.grouped else value.expand(*self.output.shape[:-2], *value.shape[-2:])
-        return values_product(by_head(value), self.head_outputs())(rows, P)
+        return by_head(value if self.grouped else value.expand(*self.output.shape[:-2], *value.shape[-2:]))
+
+    def _for_all_heads(self, x: Tensor) -> Tensor:
+        """Keys or values `[batch, group, key, d]`, those of a group once for each of its heads."""
+        return x.repeat_interleave(self.query.shape[-3] // x.shape[1], 1) if self.grouped else x
 
     def _rows_modified(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """What changes scores of some rows, beside scale and mask; flex attention has it."""
@@ -118,41 +129,6 @@ class ScaledDotProduct:
             return mask
         shared = all(size == 1 for size in mask.shape[1:-2]) and mask.ndim == self.output.ndim
         return by_head(mask if shared else mask.expand(*self.output.shape[:-2], *mask.shape[-2:]))
-
-    def _pattern(self) -> Tensor:
-        """`softmax(Q K' scale + mask)`, in float32 or wider, with the axes of the query."""
-        query, key = self._wide(self.query), self._for_all_heads(self.key)
-        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        scores, mask = self._modified(query @ key.mT * scale), self._mask()
-        if self.causal:
-            ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill_(ahead, -torch.inf)
-        if mask is not None and mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        elif mask is not None:
-            scores = scores + mask
-        blind = (scores == -torch.inf).all(-1, keepdim=True)  # a query that sees no key gets zeros
-        return scores.softmax(-1).masked_fill_(blind, 0.0)
-
-    def _modified(self, scores: Tensor) -> Tensor:
-        """The scores as the softmax takes them; flex attention changes them here."""
-        return scores
-
-    def _mask(self) -> Tensor | None:
-        """The mask as a tensor; torch's causal biases make theirs when asked."""
-        if (materialise := getattr(self.mask, "_materialize", None)) is not None:  # torch.nn.attention.bias
-            return materialise(self.query.device)
-        return None if self.mask is None else self.mask.detach()
-
-    def _for_all_heads(self, x: Tensor) -> Tensor:
-        """Keys or values, those of a group of heads once for each of its heads."""
-        x = self._wide(x)
-        return x.repeat_interleave(self.query.shape[-3] // x.shape[-3], -3) if self.grouped else x
-
-    def _wide(self, x: Tensor) -> Tensor:
-        """x as the kernel took it under autocast, then in float32 or wider, enough for a softmax."""
-        x = self._taken(x)
-        return x.to(torch.promote_types(x.dtype, torch.float32))
 
     def _taken(self, x: Tensor) -> Tensor:
         """x as the kernel took it under autocast."""
@@ -169,10 +145,6 @@ class FlexAttention(ScaledDotProduct):
     ) -> None:  # fmt: skip
         super().__init__(output, query, key, value, scale=scale, enable_gqa=enable_gqa)
         self.score_mod, self.block_mask = score_mod, block_mask
-
-    def _modified(self, scores: Tensor) -> Tensor:
-        """The scores after `score_mod`, a function of one score and its four indices, mapped over all."""
-        return scores if self.score_mod is None else over_scores(self.score_mod, scores, None, given=True)
 
     def _rows_modified(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """`score_mod`, then minus infinity where `mask_mod` says that a query does not see a key."""
@@ -195,15 +167,6 @@ class FlexAttention(ScaledDotProduct):
             seen |= over_scores(self.block_mask.mask_mod, rows, at, given=False).flatten(1, 2).any(1)
         return ~seen
 
-    def _mask(self) -> Tensor | None:
-        """The mask `[batch, head, query, key]` that `mask_mod` describes, True where a query sees a key."""
-        if self.block_mask is None:
-            return None
-        from torch.nn.attention.flex_attention import create_mask
-
-        sizes = (*self.query.shape[:3], self.key.shape[2])
-        return create_mask(self.block_mask.mask_mod, *sizes, device=str(self.query.device))
-
 
 def only_seen(mask_mod: Callable[..., Tensor], scores: Tensor, at: Tensor) -> Tensor:
     """Scores of the queries at these positions, minus infinity where `mask_mod` of flex attention, a function of the
@@ -211,7 +174,7 @@ def only_seen(mask_mod: Callable[..., Tensor], scores: Tensor, at: Tensor) -> Te
     return scores.masked_fill(~over_scores(mask_mod, scores, at, given=False), -torch.inf)
 
 
-def over_scores(function: Callable[..., Tensor], scores: Tensor, at: Tensor | None, given: bool) -> Tensor:
+def over_scores(function: Callable[..., Tensor], scores: Tensor, at: Tensor, given: bool) -> Tensor:
     """A function of the four indices of a score, and before them, if `given`, of the score, mapped over all scores
     `[batch, head, row, key]` of the queries at these positions; None for all queries."""
     mapped: Any = function
@@ -219,28 +182,18 @@ def over_scores(function: Callable[..., Tensor], scores: Tensor, at: Tensor | No
         indices = (0 if k == axis else None for k in range(4))
         mapped = torch.vmap(mapped, (*((0,) if given else ()), *indices))
     positions = [torch.arange(size, dtype=torch.int, device=scores.device) for size in scores.shape]
-    if at is not None:
-        positions[2] = at.to(torch.int)
+    positions[2] = at.to(torch.int)
     return mapped(*((scores,) if given else ()), *positions)
 
 
-@contextmanager
-def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttention) -> Iterator[None]:
+def flex_attention_reported(blocks: Sequence[nn.Module], callback: OnFlexAttention) -> AbstractContextManager[None]:
     """Inside, every call of flex attention in the files and modules of the blocks is handed to `callback`."""
+    replacements = []
     for holder, name, function in _holders(blocks):
-        if (id(holder), name) not in _replaced:
-            _replaced[id(holder), name] = (holder, name, function)
-            reporting = _reporting(function)
-            setattr(
-                holder, name, ReportingFunction(reporting, function) if isinstance(holder, nn.Module) else reporting
-            )
-    _callbacks.append(callback)
-    try:
-        yield
-    finally:
-        _callbacks.remove(callback)
-        while _replaced and not _callbacks:  # the last watch
-            setattr(*_replaced.popitem()[1])
+        attend = _reporting(function)
+        inside = isinstance(holder, nn.Module)
+        replacements.append((holder, name, ReportingFunction(attend, function) if inside else attend))
+    return _reports.heard_by(callback, replacements)
 
 
 def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
@@ -288,7 +241,7 @@ class ReportingFunction:
 
 
 def _reporting(function: Any) -> Any:
-    """Flex attention that, after it ran, hands its call to everyone in `_callbacks`."""
+    """Flex attention that, after it ran, hands its call to everyone who listens."""
 
     @wraps(function)
     def attend(*args: Any, **named: Any) -> Any:
@@ -296,7 +249,7 @@ def _reporting(function: Any) -> Any:
         if not torch.compiler.is_compiling():
             output = result[0] if isinstance(result, tuple) else result
             with torch._C.DisableTorchFunction():  # computing the pattern is none of the model's own calls
-                for callback in _callbacks:
+                for callback in _reports.listeners:
                     callback(FlexAttention(output, *args, **named))
         return result
 

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.live.isolation import isolated, without_dropout
+from rankscope.live.hooks import Replacements, isolated, without_dropout
 from rankscope.live.modules import hooked, submodules
 from rankscope.live.padding import arguments_of
+
+_nested_tensors = Replacements()  # encoders that would make them do not
 
 
 class MultiheadModules:
@@ -112,13 +114,16 @@ class ProjectedHeads:
         """Queries, keys or values by head `[batch, head, token, d]`; `part` is the place of their weights."""
         module, x, dtype = self.module, self.arguments[name].detach(), self.output.dtype
         x = x if module.batch_first else x.transpose(0, 1)
-        if module.in_proj_weight is None:
-            weight = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[part]
-        else:
-            weight = module.in_proj_weight.chunk(3)[part]
-        bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[part].detach().to(dtype)
-        y = nn.functional.linear(x.to(dtype), weight.detach().to(dtype), bias)
+        y = nn.functional.linear(x.to(dtype), *_input_projection(module, part, dtype))
         return y.reshape(*y.shape[:2], module.num_heads, -1).transpose(1, 2)
+
+
+def _input_projection(module: nn.MultiheadAttention, part: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias, in a dtype, that make queries (`part` 0), keys (1) or values (2)."""
+    separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    weight = separate[part] if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[part]
+    bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[part].detach().to(dtype)
+    return weight.detach().to(dtype), bias
 
 
 def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,18 +147,15 @@ def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor)
     `value` `[batch, token, width]`, not projected yet. Patterns with keys of the module's own (`bias_k`,
     `add_zero_attn`) do not come here: by their shape `attention_readings.py` leaves them out."""
     wide = torch.float64
-    weight = module.v_proj_weight if module.in_proj_weight is None else module.in_proj_weight.chunk(3)[2]
-    V = value.to(wide) @ weight.to(wide).mT
-    if module.in_proj_bias is not None:
-        V = V + module.in_proj_bias.chunk(3)[2].to(wide)
+    weight, bias = _input_projection(module, 2, wide)
+    V = value.to(wide) @ weight.mT
+    V = V if bias is None else V + bias
     V = V.reshape(*V.shape[:-1], module.num_heads, -1).transpose(1, 2)
     return (pattern.to(wide) @ V).transpose(1, 2)
 
 
 class _Off:
     """A stand-in for an attribute that is True: False while an encoder is watched, True when copied or pickled."""
-
-    watches = 0
 
     def __bool__(self) -> bool:
         return False
@@ -165,13 +167,6 @@ class _Off:
 @contextmanager
 def without_nested_tensors(encoders: Sequence[nn.TransformerEncoder]) -> Iterator[bool]:
     """Inside, torch's encoders make no nested tensors, which hooked layers do not take; True if some would have."""
-    using: list[Any] = [encoder for encoder in encoders if encoder.use_nested_tensor is not False]
-    for encoder in using:
-        encoder.use_nested_tensor = encoder.use_nested_tensor if isinstance(encoder.use_nested_tensor, _Off) else _Off()
-        encoder.use_nested_tensor.watches += 1
-    try:
+    using = [encoder for encoder in encoders if encoder.use_nested_tensor is not False]
+    with _nested_tensors.heard_by(None, [(encoder, "use_nested_tensor", _Off()) for encoder in using]):
         yield bool(using)
-    finally:
-        for encoder in using:
-            encoder.use_nested_tensor.watches -= 1
-            encoder.use_nested_tensor = encoder.use_nested_tensor if encoder.use_nested_tensor.watches else True

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live.attention.scores import AnyScores, AttentionScores
 from rankscope.metrics import RowStatistics
 from rankscope.shapes import Float, Int
@@ -37,7 +37,14 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     ([8.0, 8.0], [0.125, 0.125])
     """
     if isinstance(scores, AttentionScores):
-        _check(scores)
+        query, key = scores.query, scores.key
+        came = f"queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype} came"
+        of_axes = query.ndim == key.ndim == 4 and query.shape[-1] == key.shape[-1] and len(query) == len(key)
+        fit = of_axes and query.is_floating_point() and key.numel() and query.numel()
+        sentence = f"queries and keys must be [batch, head, token, d], not empty; {came}"
+        require(fit, sentence, WatchError, "query")
+        sentence = f"each head of keys must serve as many heads of queries; {came}"
+        require(not query.shape[1] % key.shape[1], sentence, WatchError, "heads")
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)
     with torch.no_grad():
@@ -67,17 +74,6 @@ def pattern_of(
     if sinks is not None:
         log_sum = torch.logaddexp(log_sum, sinks.to(s)[:, None, None])
     return (s - log_sum).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
-
-
-def _check(scores: AttentionScores) -> None:
-    """Refuse queries and keys that do not fit together."""
-    query, key = scores.query, scores.key
-    came = f"queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype} came"
-    of_axes = query.ndim == key.ndim == 4 and query.shape[-1] == key.shape[-1] and len(query) == len(key)
-    if not of_axes or not query.is_floating_point() or not key.numel() or not query.numel():
-        raise WatchError(f"queries and keys must be [batch, head, token, d], not empty; {came}", subject="query")
-    if query.shape[1] % key.shape[1]:
-        raise WatchError(f"each head of keys must serve as many heads of queries; {came}", subject="heads")
 
 
 def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:

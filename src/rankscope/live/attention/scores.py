@@ -6,6 +6,7 @@ that a module made itself as `WrittenScores`. `row_statistics.py` reads both.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -152,12 +153,7 @@ class AttentionScores:
             masks.append((ahead <= after)[None, None])
         if self.sequence is not None:
             masks.append((self.sequence[:, at, None] == self.sequence[:, None, :])[:, None])
-        if not masks:
-            return None
-        seen = masks[0]
-        for mask in masks[1:]:
-            seen = seen & mask
-        return seen
+        return reduce(torch.logical_and, masks) if masks else None
 
 
 @dataclass(frozen=True)

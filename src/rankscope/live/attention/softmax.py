@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rankscope.live.attention.head_outputs import by_head, check_pattern
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.live.hidden_states import times_changed
-from rankscope.live.isolation import isolated
+from rankscope.live.hooks import isolated
 from rankscope.live.tensor_parallel import local_part
 
 SOFTMAX = {"softmax", "special_softmax"}

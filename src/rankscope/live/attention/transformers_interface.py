@@ -22,12 +22,10 @@ from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention.kernels import only_seen
 from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.live.hooks import is_traced
-from rankscope.live.isolation import without_dropout
+from rankscope.live.hooks import Replacements, is_traced, without_dropout
 from rankscope.sources.parity import is_transformers_own, lifted
 
-# For each watch, by module, the function to call with the attention of that module.
-_callbacks: list[dict[nn.Module, OnAttention]] = []
+_reports = Replacements()  # heard, for each watch, by a function to call with the attention of each module
 
 
 class TransformersInterface:
@@ -43,20 +41,13 @@ class TransformersInterface:
         """Inside, attention in the blocks is reported; neither models nor their configs are touched."""
         from transformers import AttentionInterface
 
-        interface: Any = AttentionInterface
         callbacks = {part: on_attention for block in blocks for part in block.modules()}
-        if not _callbacks:
-            interface.get_interface = _reporting(interface.get_interface)
-        _callbacks.append(callbacks)
-        try:
+        reporting = _reporting(AttentionInterface.get_interface)
+        with _reports.heard_by(callbacks, [(AttentionInterface, "get_interface", reporting)]):
             owner: Any = huggingface_model(blocks.model, blocks)
             ran = f"Attention ran with {owner.config._attn_implementation}"
             sentence = f"{ran}; what is read of it was computed a second time, without dropout."
             yield None if owner.config._attn_implementation == "eager" else sentence
-        finally:
-            _callbacks.remove(callbacks)
-            if not _callbacks:
-                interface.get_interface = interface.get_interface.__wrapped__
 
 
 def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | None:
@@ -76,17 +67,12 @@ def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | No
 
 def calls_torch(owner: Any) -> bool:
     """True if the files that a Hugging Face model is written in mention torch's attention or a softmax."""
-    files = {type(part).__module__ for part in owner.modules()}
-    return any(map(_mentions_attention, (name for name in files if not name.startswith("torch."))))
-
-
-def _mentions_attention(file: str) -> bool:
-    """True if the source of a Python module mentions torch's attention or a softmax, or cannot be read."""
+    files = {name for part in owner.modules() if not (name := type(part).__module__).startswith("torch.")}
     try:
-        text = inspect.getsource(sys.modules[file])
-        return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
-    except (KeyError, OSError, TypeError):  # a notebook has no file
+        texts = [inspect.getsource(sys.modules[file]) for file in files]
+    except (KeyError, OSError, TypeError):  # a notebook has no file: it may
         return True
+    return any("scaled_dot_product_attention" in text or "softmax(" in text.lower() for text in texts)
 
 
 def _reporting(get_interface: Any) -> Any:
@@ -98,7 +84,7 @@ def _reporting(get_interface: Any) -> Any:
 
         def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             result = function(module, *args, **kwargs)
-            for on_attention in [callbacks[module] for callbacks in _callbacks if module in callbacks]:
+            for on_attention in [callbacks[module] for callbacks in _reports.listeners if module in callbacks]:
                 call = InterfaceCall(function, result, module, args, kwargs)
                 parts: Any = {"scores": call.scores, "products": call.products}
                 on_attention(AttentionCall(pattern=call.pattern, head_outputs=result[0].detach, **parts))
@@ -155,7 +141,9 @@ class InterfaceCall:
                 options["window"] = (window - 1, window - 1)
             if isinstance(mask, Tensor):
                 options["mask"] = mask.detach().bool()[:, None, None, : key.shape[2]]
-        return AttentionScores(query=query, key=key, modified=_one_after_another(modifications), **options)
+        if modifications:  # one after another
+            options["modified"] = lambda scores, at: reduce(lambda s, modified: modified(s, at), modifications, scores)
+        return AttentionScores(query=query, key=key, **options)
 
     @property
     def file(self) -> str:
@@ -194,15 +182,6 @@ class InterfaceCall:
             return None
         lengths = ends.to(query.device, torch.long).diff()
         return torch.repeat_interleave(torch.arange(len(lengths), device=query.device), lengths)[None]
-
-
-def _one_after_another(
-    modifications: list[Callable[[Tensor, Tensor], Tensor]],
-) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What does to scores of some rows what each of these does; None if there are none."""
-    if not modifications:
-        return None
-    return lambda scores, at: reduce(lambda s, modified: modified(s, at), modifications, scores)
 
 
 def is_causal(module: nn.Module, named: dict[str, Any]) -> bool:

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rankscope.errors import MetricError, MonitorError
-from rankscope.live.hooks import Hook
-from rankscope.live.isolation import isolated, to_float64_device
+from rankscope.live.hooks import Hook, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues

@@ -303,7 +303,7 @@ class OperatorMeasurement:
 
 class LayoutFinder:
     """Finds which axis of the hidden states counts tokens, where blocks do not say it, from attention in the first
-    block, and writes it to the plan, as `first_input.py` does for a watch. What the block takes waits until then.
+    block, and writes it to the plan, as `model_call.py` does for a watch. What the block takes waits until then.
     `guarded` calls a function so that its errors do not end a training."""
 
     def __init__(self, plan: WatchPlan, guarded: Callable[..., None]) -> None:

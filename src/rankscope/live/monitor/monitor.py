@@ -18,8 +18,7 @@ from rankscope.errors import MonitorError
 from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import has_listed_parts
-from rankscope.live.blocks import Blocks, NamedStacks
-from rankscope.live.modules import is_compiled, submodules, unwrapped
+from rankscope.live.modules import Blocks, NamedStacks, is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet

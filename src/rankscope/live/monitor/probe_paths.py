@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live import processes
-from rankscope.live.isolation import isolated
+from rankscope.live.hooks import isolated
 from rankscope.live.modules import unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.probe import Probe

@@ -33,7 +33,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from rankscope.errors import MonitorError
 from rankscope.live import processes
-from rankscope.live.isolation import without_dropout
+from rankscope.live.hooks import without_dropout
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.sources import first_line

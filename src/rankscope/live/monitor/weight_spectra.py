@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from rankscope.live.isolation import isolated
+from rankscope.live.hooks import isolated
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.weight_gradients import (

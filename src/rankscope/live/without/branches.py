@@ -70,9 +70,8 @@ class SkipTracer(TorchFunctionMode):
             name, kind, _ = self._followed[source]
             if kind == "branches":
                 expected = "a branch must be what a block adds, as it is or scaled, to what it was computed from"
-                came = (
-                    f"what {name} gives is not, or not as 0: name the module whose output is added, or its last Linear"
-                )
+                way = "name the module whose output is added, or its last Linear"
+                came = f"what {name} gives is not, or not as 0: {way}"
             else:
                 expected = "a skip can be left out where a block computes x + branch, with + in torch"
                 came = f"what {name} gives was not seen to be added to what it was computed from: name another module"
@@ -138,16 +137,12 @@ class SkipTracer(TorchFunctionMode):
                         continue
                     partial |= not is_skip
                 elif is_skip and branch.shape == other.shape:
-                    result = _without_skip(branch, other, a if in_place else None)
+                    if not in_place:
+                        result = branch.to(torch.result_type(branch, other), copy=True)
+                    else:  # in the tensor that the sum would be written to
+                        result = a if a is branch else a.copy_(branch)
                 else:
                     continue
                 if is_skip:
                     self._open.discard(source)
         return result, partial
-
-
-def _without_skip(branch: Tensor, skip: Tensor, written: Tensor | None) -> Tensor:
-    """The branch in place of its sum with the skip, in the tensor that the sum would be written to, if any."""
-    if written is None:
-        return branch.to(torch.result_type(branch, skip), copy=True)
-    return written if written is branch else written.copy_(branch)

@@ -4,16 +4,23 @@
     norm                   gives what it takes
     branch f of x + f(x)   gives 0 (`branches.py`)
     skip of x + f(x)       the sum is f(x) (`branches.py`)
-    head h                 P_h V_h = 0 (`heads.py`)
+    head h                 P_h V_h = 0 (`HeadsRemoval`)
 
-Modules still run, and what they return is replaced, so that caches and what else they return stay as they are. `Watch`
-calls `attach` before its own hooks, which then see what goes on, and `attach_last` after those of observers.
+Modules still run, and what they return is replaced, so that caches and what else they return stay as they are.
+`StackWatch` calls `attach` before its own hooks, which then see what goes on, and `attach_last` after those of
+observers. What is left out is said by `live/left_out.py`.
+
+An observer of `attention/` reports the outputs of all heads, and the linear layer that is called on exactly these is
+the output projection; a hook before it sets some to 0. `nn.MultiheadAttention` calls no linear layer: while it runs,
+its output projection has a copy of its weight, with 0 where these heads come in. Where neither is seen, an error says
+so when the block returns.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -21,15 +28,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from rankscope.errors import WatchError
+from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall
+from rankscope.live.attention.head_outputs import is_linear, takes_heads
+from rankscope.live.attention.multihead import multihead_modules
 from rankscope.live.block_hooks import modules_around
 from rankscope.live.hidden_states import candidates_in, floating_tensors
 from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import several_layers
+from rankscope.live.modules import parts_in
 from rankscope.live.plan import WatchPlan
 from rankscope.live.without.branches import SkipTracer
-from rankscope.live.without.heads import HeadsRemoval
 
 
 class Removal:
@@ -61,21 +70,22 @@ class Removal:
         out, hooks = self.plan.left_out, hooks.enter_context(Hooks(if_traced=True))
         hooks.callback(self._end)
         for module in [self.model, *modules_around(self.model, self.plan.blocks[0])]:
-            self._hook(hooks, module, self._call_begins, self._call_ends)
+            hooks.attach(module, self._call_begins, before=True)
+            hooks.attach(module, self._call_ends)
             hooks.attach(module, self._call_unwinds, always_call=True)
         if out.branches or out.skips:
             hooks.enter_context(self.tracer)
         for name, norm in out.norms.items():
-            self._pass_on(hooks, norm, lambda name=name: self._entered(f"norm {name}"), self._norm_output)
-        for name, branch in out.branches.items():
-            self._leave_out_branch(hooks, name, branch)
-        for name, branch in out.skips.items():
-            self._leave_out_skip(hooks, name, branch)
-        self.heads.attach(hooks, lambda layer: self._layer_entered("heads", layer))
+            self._pass_on(hooks, norm, partial(self._entered, f"norm {name}"), self._norm_output)
+        for kind, after in (("branch", self._branch_left), ("skip", self._skip_left)):
+            for name, branch in (out.branches if kind == "branch" else out.skips).items():
+                hooks.attach(branch, lambda *_, words=f"{kind} {name}": self._entered(words), before=True)
+                hooks.attach(branch, partial(after, name))
+        self.heads.attach(hooks, partial(self._layer_entered, "heads"))
         for module in (*self.layers.values(), *out.branches.values()):
-            self._hook(hooks, module, lambda *_: self._count(1), None)
+            hooks.attach(module, lambda *_: self._count(1), before=True)
         for layer, block in self.layers.items():
-            self._pass_on(hooks, block, lambda layer=layer: self._layer_entered("layer", layer), self._layer_output)
+            self._pass_on(hooks, block, partial(self._layer_entered, "layer", layer), self._layer_output)
 
     def attach_last(self, hooks: Hooks) -> None:
         """Hook what must come after the hooks of observers, which may look at a module when it has returned."""
@@ -103,18 +113,10 @@ class Removal:
             came = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
             raise WatchError(f"what is left out must run, or nothing changes; {came}", subject="without")
 
-    def _hook(
-        self, hooks: Hooks, module: nn.Module, before: Callable[..., Any] | None, after: Callable[..., Any] | None
-    ) -> None:
-        if before is not None:
-            hooks.attach(module, before, before=True, with_kwargs=True)
-        if after is not None:
-            hooks.attach(module, after)
-
-    def _call_begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._depth and self._thread != get_ident():
-            came = f"a second called this {type(self.model).__name__} before the first call had ended"
-            raise WatchError(f"a model runs without some of its parts in one thread at a time; {came}", subject="model")
+    def _call_begins(self, module: nn.Module, args: Any) -> None:
+        came = f"a second called this {type(self.model).__name__} before the first call had ended"
+        sentence = f"a model runs without some of its parts in one thread at a time; {came}"
+        require(not self._depth or self._thread == get_ident(), sentence, WatchError, "model")
         self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
             self._calls.clear()
@@ -153,8 +155,7 @@ class Removal:
     def _layer_entered(self, what: str, layer: int) -> None:
         self._entered(f"{what} {layer}")
         self._calls[layer] += self._depth > 0 and (what == "layer" or layer not in self.layers)
-        if self._calls[layer] > 1:
-            raise WatchError(several_layers(layer, self.plan.blocks[layer - 1]), subject="layers")
+        require(self._calls[layer] <= 1, several_layers(layer, self.plan.blocks[layer - 1]), WatchError, "layers")
 
     def _pass_on(
         self, hooks: Hooks, module: nn.Module, entered: Callable[[], None], output_of: Callable[..., Any]
@@ -171,7 +172,8 @@ class Removal:
             taken = self._taken.get(module)
             return output_of(module, taken.pop() if taken else None, output)
 
-        self._hook(hooks, module, before, after)
+        hooks.attach(module, before, before=True, with_kwargs=True)
+        hooks.attach(module, after)
 
     def _layer_output(self, block: nn.Module, taken: Tensor | None, output: Any) -> Any:
         """What a layer gives, with what it took for its hidden states."""
@@ -190,27 +192,19 @@ class Removal:
             raise WatchError(f"a norm must give one tensor of the shape that it takes; {came}", subject="norms")
         return taken.to(output)
 
-    def _leave_out_branch(self, hooks: Hooks, name: str, branch: nn.Module) -> None:
-        self._hook(hooks, branch, lambda *_: self._entered(f"branch {name}"), None)
+    def _branch_left(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        given = self._branch_output(name, output, "branches")
+        zero = torch.zeros_like(given)
+        self.tracer.follow(name, "branches", zero)
+        return replaced(output, given, zero)
 
-        def after(module: nn.Module, args: Any, output: Any) -> Any:
-            given = self._branch_output(name, output, "branches")
-            zero = torch.zeros_like(given)
-            self.tracer.follow(name, "branches", zero)
-            return replaced(output, given, zero)
-
-        self._hook(hooks, branch, None, after)
-
-    def _leave_out_skip(self, hooks: Hooks, name: str, branch: nn.Module) -> None:
-        def after(module: nn.Module, args: Any, output: Any) -> None:
-            self.tracer.follow(name, "skips", self._branch_output(name, output, "skips"))
-
-        self._hook(hooks, branch, lambda *_: self._entered(f"skip {name}"), after)
+    def _skip_left(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self.tracer.follow(name, "skips", self._branch_output(name, output, "skips"))
 
     def _branch_output(self, name: str, output: Any, kind: str) -> Tensor:
         """The tensor that a branch gives: the first of what it returns."""
-        if not self._depth:
-            raise WatchError(f"{name} must be called by the model to be left out; it was called alone", subject=kind)
+        sentence = f"{name} must be called by the model to be left out; it was called alone"
+        require(self._depth, sentence, WatchError, kind)
         if given := floating_tensors(output):
             return given[0]
         raise WatchError(f"a branch must return a tensor, or one first of several; {name} does not", subject=kind)
@@ -233,3 +227,92 @@ def replaced(values: Any, old: Tensor, new: Tensor) -> Any:
         return changed
     items = [new if value is old else value for value in values]
     return values._make(items) if hasattr(values, "_make") else type(values)(items)
+
+
+class HeadsRemoval:
+    """Sets the output of some heads to 0 before the output projection. `heads` and `blocks` are by layer."""
+
+    def __init__(self, heads: Mapping[int, frozenset[int]], blocks: Mapping[int, nn.Module]) -> None:
+        self.heads, self.blocks = heads, blocks
+        self.layer: int | None = None  # the layer that runs, if it loses heads
+        self.begun = self.done = False  # attention in it was seen; the output projection was
+        self.outputs: Tensor | None = None  # what the heads of the running layer gave, `[batch, query, head, d]`
+        self._weights: list[tuple[nn.Module, Tensor]] = []  # output projections, with the weights to give back
+
+    def attach(self, hooks: Hooks, entered: Callable[[int], None]) -> None:
+        """Hook the blocks and linear layers in them, until `hooks` are closed; `entered` is called for each call of a
+        block."""
+        hooks.callback(self._restore)
+        for layer, block in self.blocks.items():
+
+            def before(module: nn.Module, args: Any, layer: int = layer) -> None:
+                entered(layer)
+                self.layer, self.begun, self.done, self.outputs = layer, False, False, None
+
+            hooks.attach(block, before, before=True)
+            hooks.attach(block, self._left)
+            parts = parts_in([block])
+            for attention in multihead_modules(parts):
+                hooks.attach(attention, self._mask_weight, before=True)
+            for linear in filter(is_linear, parts):
+                hooks.attach(linear, self._mask_input, before=True)
+
+    def attach_last(self, hooks: Hooks) -> None:
+        """Attach the hooks that restore weights. They run after the observer's, which therefore computes its second
+        pass without these heads."""
+        for part in multihead_modules(parts_in(self.blocks.values())):
+            hooks.attach(part, lambda *_: self._restore(), always_call=True)
+
+    def on_attention(self, attention: AttentionCall) -> None:
+        """Wait for the output projection, once the layer's attention of its tokens to themselves was seen."""
+        if self.layer is None or self.begun or attention.self_attention is False or attention.unused:
+            return
+        self.begun = True
+        if attention.head_outputs is not None:
+            self.outputs = attention.head_outputs()
+            self._check(self.outputs.shape[2])
+
+    def _check(self, count: int) -> None:
+        """Refuse numbers of heads that the running layer does not have."""
+        assert self.layer is not None
+        last = max(self.heads[self.layer])
+        sentence = f"heads are numbered 0..{count - 1}; got {last} in layer {self.layer}"
+        require(last < count, sentence, WatchError, "heads")
+
+    def _mask_input(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What a linear layer takes, with 0 for what these heads gave, if it is the output projection."""
+        outputs = self.outputs
+        if outputs is None or self.layer is None or not takes_heads(outputs, args):
+            return None
+        self.outputs, self.done = None, True
+        split = args[0].unflatten(-1, outputs.shape[-2:])
+        return (split.index_fill(-2, self._indices(split), 0).flatten(-2),)
+
+    def _mask_weight(self, module: nn.MultiheadAttention, args: Any) -> None:
+        """Give an `nn.MultiheadAttention` an output projection without these heads, while it runs."""
+        if self.layer is None or self.begun:
+            return
+        self._check(module.num_heads)
+        self.begun = self.done = True
+        projection = module.out_proj
+        weight = projection.weight.view(len(projection.weight), module.num_heads, -1)
+        self._weights.append((projection, projection.weight))
+        masked: Any = weight.index_fill(1, self._indices(weight), 0).flatten(1)
+        projection._parameters["weight"] = masked
+
+    def _indices(self, like: Tensor) -> Tensor:
+        assert self.layer is not None
+        return torch.tensor(sorted(self.heads[self.layer]), device=like.device)
+
+    def _restore(self) -> None:
+        """Give weights back to the output projections that had a copy."""
+        while self._weights:
+            projection, weight = self._weights.pop()
+            projection._parameters["weight"] = weight  # type: ignore[assignment]
+
+    def _left(self, block: nn.Module, args: Any, output: Any) -> None:
+        """A block has returned: its heads must have been left out."""
+        layer, self.layer, self.outputs = self.layer, None, None
+        seen = "no Linear or Conv1D took what they gave" if self.begun else "its attention was not seen"
+        sentence = f"heads are left out where the output projection takes them; in layer {layer} {seen}"
+        require(self.done, f"{sentence}: leave out the branch of attention instead", WatchError, "heads")
