@@ -3,10 +3,9 @@
 from rankscope.shipped import held_out_images
 from rankscope.sources.checkpoint import MINILM, first_line
 from rankscope.sources.families import FAMILIES, Family
-from rankscope.sources.fresh import PRESETS, fresh, preset, untrained
+from rankscope.sources.fresh import PRESETS, bundled_excerpts, fresh, preset, split, untrained, word_tokens
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.sources.load import is_drawn, load, named_network
-from rankscope.sources.random_embedding import bundled_excerpts, split, word_tokens
 from rankscope.sources.texts import Excerpts, excerpts
 
 __all__ = [

@@ -3,9 +3,8 @@ them, `load(model, family="clip_vision")`."""
 
 from typing import Any, ClassVar
 
-from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import Family, architecture_from, image_embedding, layout, norm_weights
+from rankscope.sources.families.family import CAUSAL, PRE, Family, image_embedding, layout, norm_weights
 
 
 class Tower(Family):
@@ -15,20 +14,15 @@ class Tower(Family):
     parts: ClassVar = layout(
         "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2"
     )
-    mask: ClassVar[str] = "complete"
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre-norm; a last norm where the tower's output has one."""
-        return architecture_from(
-            config, norm_place="pre", norm_eps=config.layer_norm_eps, mask=self.mask, final_norm=bool(self.final_norm)
-        )
+    fixed: ClassVar = PRE
 
 
 class ClipText(Tower):
     """CLIP's text tower, whose attention is causal."""
 
     name, types = "clip_text", ("clip_text_model",)
-    inside, final_norm, mask = "text_model", "final_layer_norm", "causal"
+    inside, final_norm = "text_model", "final_layer_norm"
+    fixed: ClassVar = CAUSAL
     embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
 
 
@@ -37,6 +31,7 @@ class ClipVision(Tower):
 
     name, types = "clip_vision", ("clip_vision_model",)
     inside, continuous_inputs = "vision_model", True
+    fixed: ClassVar = {"norm_place": "pre"}
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions, through a norm."""
@@ -47,9 +42,8 @@ class ClipVision(Tower):
 class SiglipText(ClipText):
     """SigLIP's text tower: every token sees every other."""
 
-    name, mask = "siglip_text", "complete"
-    types = ("siglip_text_model",)
-    loader = "SiglipTextModel"
+    name, types, loader = "siglip_text", ("siglip_text_model",), "SiglipTextModel"
+    fixed = PRE
 
 
 class SiglipVision(Tower):

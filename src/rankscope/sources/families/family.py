@@ -1,24 +1,27 @@
-"""What a family file says: how one kind of Hugging Face model maps onto `Architecture`, weights, embedding.
+"""What a family says: how one kind of Hugging Face model maps onto `Architecture`, weights, embedding.
 
-To add a family, write a file with a subclass of `Family` and put it into the table of `__init__.py`:
+To add a family, write a subclass of `Family`, beside its kin or in a file of its own, and put it into the table of
+`__init__.py`:
 
     class Bert(Family):
         name, types = "bert", ("bert",)            # config.model_type
         stack = "encoder.layer"                    # where the model keeps its blocks
         parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
         embedding_parts = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
-        def architecture(self, config): ...        # without biases: they are found in the weights
+        fixed = {"mask": "causal"}                 # what of the architecture is the same in all of its models
+        sizes = {"width": "dim"}                   # names of config fields, where unlike those of `USUAL`
+        only = {"add_cross_attention": False}      # values of config fields that are mapped; others are refused
 
 and put small configs that reach every branch of it into `data/tiny_models.json`. `final_norm` is the path of the last
-norm. A family of one's own, given to `load(model, family=)`, needs no `types` and no small configs, and its model may
-be any module: `config` is then the model's attribute of that name, or the model itself. Where paths are not enough,
-override `blocks`, `layer`, `embedding` and `other_tensors` (tensors outside the blocks). Parity needs no code: every
-load checks it, and `rankscope models` and the tests check each of the small configs.
+norm. What follows from a config in another way, `architecture` adds to `described`. A family of one's own, given to
+`load(model, family=)`, needs no `types` and no small configs, and its model may be any module: `config` is then the
+model's attribute of that name, or the model itself. Where paths are not enough, override `blocks`, `layer`, `embedding`
+and `other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and `rankscope models` and
+the tests check each of the small configs.
 """
 
 import copy
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -42,12 +45,15 @@ ACTIVATIONS = {
 """Hugging Face's names of the nonlinearities that `Architecture` knows."""
 USUAL = {
     "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
-    "mlp_width": "intermediate_size", "activation": "hidden_act",
+    "mlp_width": "intermediate_size", "activation": "hidden_act", "norm_eps": "layer_norm_eps",
 }  # fmt: skip
-"""What most configs call the fields of `Architecture` that say its sizes."""
+"""What most configs call the fields of `Architecture` that they say."""
+PRE: dict[str, Any] = {"norm_place": "pre", "final_norm": True}
+CAUSAL: dict[str, Any] = {"mask": "causal", **PRE}
+"""The `fixed` of most encoders of images, and of most decoders."""
 
 
-class Family(ABC):
+class Family:
     """How one kind of Hugging Face model maps onto `Architecture`, weights and embedding."""
 
     name: ClassVar[str]
@@ -61,7 +67,12 @@ class Family(ABC):
     tokens_first: ClassVar[bool] = False  # True if blocks take [token, batch, width]
     stack: ClassVar[str]  # Dotted path of the list of blocks
     parts: ClassVar[ModulePaths]
-    """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix."""
+    """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix;
+    "attention.query | attention.key": head by head, of each head first the query, then the key."""
+    fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of `Architecture` that are the same in all models
+    sizes: ClassVar[Mapping[str, str]] = {}
+    """What configs call the fields of `Architecture` that they say, by our names, where unlike `USUAL`."""
+    only: ClassVar[Mapping[str, Any]] = {}  # Fields of configs that are mapped with this value alone
     embedding_parts: ClassVar[ModulePaths]
     """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
     final_norm: ClassVar[str] = ""  # Dotted path of the last norm; empty where there is none
@@ -73,19 +84,23 @@ class Family(ABC):
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
     """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
 
-    @classmethod
-    def without(cls, *names: str) -> dict[str, str]:
-        """The paths of `parts` but for some names."""
-        return {name: path for name, path in cls.parts.items() if name not in names}
-
     def core(self, model: nn.Module) -> Any:
         """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
         base: Any = getattr(model, "base_model", model)
         return getattr(base, self.inside, base) if self.inside else base
 
-    @abstractmethod
     def architecture(self, config: Any) -> Architecture:
         """The architecture that a config describes. Biases are found in the weights later."""
+        return self.described(config)
+
+    def described(self, config: Any, **fields: Any) -> Architecture:
+        """The architecture with what the config says by the names in `sizes` and `USUAL`, what is `fixed`, and
+        `fields`, which go first. The activation is Hugging Face's."""
+        require(config, **self.only)
+        fields = {**self.fixed, **fields}
+        names = {**USUAL, **self.sizes}
+        fields |= {name: getattr(config, theirs) for name, theirs in names.items() if name not in fields}
+        return Architecture(**{**fields, "activation": activation(fields["activation"])})
 
     def architecture_of(self, model: Any) -> Architecture:
         """The architecture of a model, where its buffers may say more than its config."""
@@ -146,7 +161,11 @@ class Family(ABC):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
-        return read_block(block, self.parts, arch)
+        return read_block(block, self.paths(arch), arch)
+
+    def paths(self, arch: Architecture) -> ModulePaths:
+        """The paths of `parts`, and of parts that blocks of this architecture alone have."""
+        return self.parts
 
     def tensors(self, model: Any, arch: Architecture) -> Tensors:
         """Every tensor of the canonical network; a block that comes several times keeps one set of them."""
@@ -191,6 +210,27 @@ class Family(ABC):
         return True
 
 
+class GainsFromOne(Family):
+    """A family whose norms multiply by 1 + weight: its gains are one plus weight."""
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """The tensors of one block."""
+        return _one_added(super().layer(block, arch))
+
+    def other_tensors(self, model: Any) -> Tensors:
+        """The tensors outside the blocks."""
+        return _one_added(super().other_tensors(model))
+
+
+def _one_added(tensors: Tensors) -> Tensors:
+    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
+
+
+def after_padding(family: Family, model: Any) -> int:
+    """A `first_position`, after fairseq's habit: rows of the table up to the padding id are not used."""
+    return int(model.config.pad_token_id) + 1
+
+
 @cache
 def _tiny_models() -> tuple[dict[str, Any], dict[str, Any]]:
     """(fields that small configs share, by name; by family and label (config class, name of those, more fields))."""
@@ -208,11 +248,9 @@ def config_of(model: Any) -> Any:
     return getattr(model, "config", model)
 
 
-def architecture_from(config: Any, **fields: Any) -> Architecture:
-    """An `Architecture` with the sizes that most configs name alike; `fields` adds to them or replaces them.
-    The activation is Hugging Face's."""
-    fields |= {name: getattr(config, theirs) for name, theirs in USUAL.items() if name not in fields}
-    return Architecture(**{**fields, "activation": activation(fields["activation"])})
+def without(paths: ModulePaths, *names: str) -> dict[str, str]:
+    """The paths but for those of some names."""
+    return {name: path for name, path in paths.items() if name not in names}
 
 
 def projections(path: str, names: str, kind: str = "attention") -> ModulePaths:
@@ -233,7 +271,11 @@ def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
     """Read the tensors of a block at the paths of `parts`, in the shapes of the canonical network."""
     tensors: Tensors = {}
     for names, path in parts.items():
-        module, names_apart = attrgetter(path)(block), names.split(", ")
+        module = attrgetter(path)(block)
+        if "|" in names:
+            tensors |= _head_by_head(names.split(" | "), module, arch)
+            continue
+        names_apart = names.split(", ")
         modules = [module] if len(names_apart) == 1 else _split(module, len(names_apart))
         for name, part in zip(names_apart, modules, strict=True):
             kind = name.removeprefix("attention.").removeprefix("cross.")
@@ -252,6 +294,17 @@ def _split(linear: Any, count: int) -> list[Linear]:
     """Split one linear map into those that lie side by side in it."""
     biases = [None] * count if linear.bias is None else linear.bias.chunk(count)
     return [Linear(*pair) for pair in zip(matrix(linear).chunk(count, 1), biases, strict=True)]
+
+
+def _head_by_head(names: list[str], linear: Any, arch: Architecture) -> Tensors:
+    """Projections of one linear map, `[head, (name, ...), head_width]` in its output, each as `[width, head,
+    head_width]`."""
+    tensors: Tensors = {}
+    for kind, fused in linear.named_parameters():
+        by_head = fused.unflatten(0, (arch.heads, len(names), arch.head_width)).unbind(1)
+        parts = by_head if kind == "bias" else (part.permute(2, 0, 1) for part in by_head)
+        tensors |= {f"{name}.{kind}": part for name, part in zip(names, parts, strict=True)}
+    return tensors
 
 
 def matrix(linear: Any) -> Tensor:
@@ -287,14 +340,14 @@ def norm(name: str, module: Any) -> Tensors:
     return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
 
 
-def norm_weights(module: Any) -> NormWeights:
-    """Gain and bias of a norm in an embedding."""
-    return NormWeights(module.weight.detach(), _detached(module.bias))
+def norm_weights(module: Any) -> NormWeights | None:
+    """Gain and bias of a norm in an embedding; None where there is none."""
+    return None if module is None else NormWeights(module.weight.detach(), _detached(module.bias))
 
 
-def linear_weights(module: Any) -> Linear:
-    """Weight and bias of a linear map in an embedding."""
-    return Linear(matrix(module).detach(), _detached(module.bias))
+def linear_weights(module: Any) -> Linear | None:
+    """Weight and bias of a linear map in an embedding; None where there is none."""
+    return None if module is None else Linear(matrix(module).detach(), _detached(module.bias))
 
 
 def convolution(module: Any) -> Convolution:
@@ -305,14 +358,19 @@ def convolution(module: Any) -> Convolution:
 
 def image_embedding(patches: Any, positions: Tensor | None, size: Any, **more: Any) -> ImageEmbedding:
     """The embedding of square images (`size` a number) or others, their patches cut by a convolution."""
-    sizes = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     kernel, bias = patches.weight.detach(), _detached(patches.bias)
-    return ImageEmbedding(kernel, bias, _detached(positions), sizes, **more)
+    return ImageEmbedding(kernel, bias, _detached(positions), sides(size), **more)
 
 
-def gains_from_one(tensors: Tensors) -> Tensors:
-    """The tensors of a model whose norms multiply by 1 + weight, in gains that multiply."""
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
+def sides(size: Any) -> tuple[int, int]:
+    """Height and width, of a pair of them or of one number for both."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def scaled(tensors: Tensors, part: str, scale: Any) -> Tensors:
+    """The tensors of a block with what one part gives scaled, entry by entry or by a number: so are its matrix and
+    bias."""
+    return {name: scale * tensor if name.startswith(f"{part}.") else tensor for name, tensor in tensors.items()}
 
 
 def activation(name: Any) -> str:

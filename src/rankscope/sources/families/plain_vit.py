@@ -20,7 +20,10 @@ from rankscope.sources.families.family import (
     norm,
     norm_weights,
     read_block,
-)
+    scaled,
+)  # fmt: skip
+
+FUSED = "attention.query, attention.key, attention.value"  # Side by side in one matrix
 
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
@@ -84,7 +87,9 @@ class ViTPytorch(Family):
         """Each part has one norm, and its linear maps in the order in which they are applied."""
         attention, *mlp = _pair(block)
         part, maps = _attention(attention), of_kind(attention, nn.Linear)
-        tensors = _fused(part.to_qkv, arch) | norm("attention_norm", of_kind(attention, nn.LayerNorm)[0])
+        tensors = read_block(part, {FUSED: "to_qkv"}, arch) | norm(
+            "attention_norm", of_kind(attention, nn.LayerNorm)[0]
+        )
         # Where one head is as wide as a token, vit-pytorch has no output projection.
         output = maps[1] if len(maps) > 1 else Linear(torch.eye(arch.width, dtype=maps[0].weight.dtype))
         tensors |= heads_out("attention.output", output, arch.heads)
@@ -120,7 +125,7 @@ class TimmViT(Family):
     name, stack, final_norm = "timm_vit", "blocks", "norm"
     continuous_inputs = True
     parts: ClassVar = {
-        "attention.output": "attn.proj", "attention_norm": "norm1",
+        FUSED: "attn.qkv", "attention.output": "attn.proj", "attention_norm": "norm1",
         "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2", "mlp_norm": "norm2",
     }  # fmt: skip
 
@@ -141,10 +146,10 @@ class TimmViT(Family):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """What a branch adds may be scaled entry by entry: so are its last matrix and bias."""
-        tensors = _fused(block.attn.qkv, arch) | read_block(block, self.parts, arch)
+        tensors = super().layer(block, arch)
         for last, scale in (("attention.output", block.ls1), ("mlp.down", block.ls2)):
             if hasattr(scale, "gamma"):
-                tensors |= {name: part * scale.gamma for name, part in tensors.items() if name.startswith(last)}
+                tensors = scaled(tensors, last, scale.gamma)
         return tensors
 
     def embedding(self, model: Any) -> ImageEmbedding:
@@ -174,13 +179,3 @@ def _attention(branch: nn.Module) -> Any:
 def _pixels(weight: Tensor, sides: tuple[int, int]) -> Tensor:
     """Pixels of a patch, `(y x channel)` in the last axis, as axes `[channel, y, x]`."""
     return weight.reshape(*weight.shape[:-1], *sides, -1).movedim(-1, -3)
-
-
-def _fused(linear: Any, arch: Architecture) -> Tensors:
-    """Queries, keys and values of one matrix, in which they lie side by side, each head by head."""
-    tensors: Tensors = {}
-    for kind, fused in linear.named_parameters():
-        by_head = fused.unflatten(0, (3, arch.heads, arch.head_width))
-        for name, part in zip(("query", "key", "value"), by_head.unbind(0), strict=True):
-            tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
-    return tensors

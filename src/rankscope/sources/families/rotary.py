@@ -32,6 +32,12 @@ def rotary(config: Any, share: float = 1.0) -> dict[str, Any]:
     }
 
 
+def partly_rotary(config: Any) -> dict[str, Any]:
+    """The fields where a head is rotated by the share of it that its config says."""
+    share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
+    return {**rotary(config, share), "rotary_share": share}
+
+
 def _of(config: Any, parameters: Any, kind: str | None, share: float) -> tuple[tuple[float, ...], float]:
     """The angle per position of each rotated pair, and what rotated entries are multiplied by."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
