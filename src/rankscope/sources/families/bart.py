@@ -27,7 +27,7 @@ class Bart(Family):
     )
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding"}
     fixed: ClassVar = {"norm_eps": 1e-5}  # of torch's LayerNorm
-    sizes: ClassVar = {"width": "d_model", "activation": "activation_function"}
+    reads: ClassVar = {"width": "d_model", "activation": "activation_function"}
 
     def architecture(self, config: Any) -> Architecture:
         """What configs say of each side by itself; a decoder sees what lies behind, and what the encoder gives."""
@@ -149,7 +149,7 @@ class OPT(Bart):
     side, inside, final_norm = "", "decoder", "final_layer_norm"
     embedding_parts = Marian.embedding_parts
     fixed: ClassVar = {"mask": "causal", **Bart.fixed}
-    sizes: ClassVar = {"mlp_width": "ffn_dim", "activation": "activation_function"}
+    reads: ClassVar = {"mlp_width": "ffn_dim", "activation": "activation_function"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre- or post-norm."""

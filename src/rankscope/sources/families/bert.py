@@ -34,11 +34,8 @@ class Bert(Family):
         "segment": "embeddings.token_type_embeddings",
         "norm": "embeddings.LayerNorm",
     }
+    reads: ClassVar = {"mask": lambda config: "causal" if config.is_decoder else "complete"}
     only: ClassVar = {"add_cross_attention": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Post-norm; causal where the config says decoder."""
-        return self.described(config, mask="causal" if config.is_decoder else "complete")
 
 
 class Roberta(Bert):
@@ -68,7 +65,7 @@ class DistilBert(Family):
     )
     embedding_parts: ClassVar = without(Bert.embedding_parts, "segment")
     fixed: ClassVar = {"norm_eps": 1e-12}
-    sizes: ClassVar = {"mlp_width": "hidden_dim", "activation": "activation"}
+    reads: ClassVar = {"mlp_width": "hidden_dim", "activation": "activation"}
 
 
 class Albert(Family):
@@ -79,11 +76,10 @@ class Albert(Family):
         "attention", "query key value dense", norms="attention.LayerNorm full_layer_layer_norm", mlp="ffn ffn_output"
     )
     embedding_parts = Bert.embedding_parts
-
-    def architecture(self, config: Any) -> Architecture:
-        """Post-norm; shared where there is but one layer to share."""
-        layers = config.num_hidden_layers * config.inner_group_num
-        return self.described(config, layers=layers, shared=config.num_hidden_groups == config.inner_group_num == 1)
+    reads: ClassVar = {
+        "layers": lambda config: config.num_hidden_layers * config.inner_group_num,
+        "shared": lambda config: config.num_hidden_groups == config.inner_group_num == 1,  # one layer to share
+    }
 
     def blocks(self, model: Any) -> list[Any]:
         """Group by group, as `AlbertTransformer` applies them."""
@@ -97,10 +93,10 @@ class Albert(Family):
         return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
 
 
-class MPNet(Bert):
+class MPNet(Family):
     """MPNet: post-norm, with absolute positions, and a bias by distance that all layers share."""
 
-    name, types = "mpnet", ("mpnet",)
+    name, types, stack = "mpnet", ("mpnet",), Bert.stack
     parts: ClassVar = {
         **Bert.parts,
         **projections("attention.attn", "q k v o"),
@@ -110,10 +106,6 @@ class MPNet(Bert):
     fixed: ClassVar = {"positions": "bias", "bias_buckets": 32, "bias_reach": 128}  # whatever the config says
     only: ClassVar = {"pad_token_id": 1}  # by which ids of padding are told
     first_position = after_padding
-
-    def architecture(self, config: Any) -> Architecture:
-        """Post-norm, no decoder."""
-        return self.described(config)
 
     def other_tensors(self, model: Any) -> Tensors:
         """The table of biases, as far as it is read."""
@@ -132,12 +124,11 @@ class Esm(Bert):
     first_position = after_padding
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm; causal where the config says decoder."""
-        turned: dict[str, Any] = {}
-        if config.position_embedding_type == "rotary":
-            width = config.hidden_size // config.num_attention_heads
-            turned = {"positions": "rotary", "rotary_frequencies": (angles(config.rope_theta, width),)}
-        return self.described(config, mask="causal" if config.is_decoder else "complete", **turned)
+        """Rotary positions, or those of the embedding."""
+        if config.position_embedding_type != "rotary":
+            return self.described(config)
+        width = config.hidden_size // config.num_attention_heads
+        return self.described(config, positions="rotary", rotary_frequencies=(angles(config.rope_theta, width),))
 
     def architecture_of(self, model: Any) -> Architecture:
         """Angles are saved with the weights, and may have been rounded to float16 there."""
@@ -165,11 +156,8 @@ class NomicBert(Family):
     )  # fmt: skip
     embedding_parts: ClassVar = without(Bert.embedding_parts, "positions")
     fixed: ClassVar = {"mlp": "gated"}
-    sizes: ClassVar = {"head_width": "head_dim"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Every token sees every other."""
-        return self.described(config, **rotary(config))
+    reads: ClassVar = {"head_width": "head_dim"}
+    further = (rotary,)
 
 
 class ModernBert(Family):
@@ -178,17 +166,12 @@ class ModernBert(Family):
     name, types = "modernbert", ("modernbert",)
     stack, final_norm = "layers", "final_norm"
     parts: ClassVar = {
-        "attention.query, attention.key, attention.value": "attn.Wqkv",
-        "attention.output": "attn.Wo",
-        "attention_norm": "attn_norm",
-        "mlp.gate, mlp.up": "mlp.Wi",
-        "mlp.down": "mlp.Wo",
-        "mlp_norm": "mlp_norm",
-    }
+        **projections("attn", "Wqkv Wo"), "attention_norm": "attn_norm",
+        "mlp.gate, mlp.up": "mlp.Wi", "mlp.down": "mlp.Wo", "mlp_norm": "mlp_norm",
+    }  # fmt: skip
     embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
     fixed: ClassVar = {**PRE, "mlp": "gated", "bare_layers": (0,)}  # the first reads the embedding, normed already
-    sizes: ClassVar = {"activation": "hidden_activation", "norm_eps": "norm_eps"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Windows in most layers, and rotary positions by the kind of a layer."""
-        return self.described(config, mask=masks(config, "complete"), **rotary(config))
+    reads: ClassVar = {
+        "activation": "hidden_activation", "norm_eps": "norm_eps", "mask": lambda config: masks(config, "complete"),
+    }  # fmt: skip
+    further = (rotary,)

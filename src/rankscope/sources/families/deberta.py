@@ -8,13 +8,13 @@ import torch
 from rankscope.nets import Architecture, Linear
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.family import Tensors, heads_in, projections, require, without
+from rankscope.sources.families.family import Family, Tensors, heads_in, projections, refuse_others, without
 
 
-class DebertaV2(Bert):
+class DebertaV2(Family):
     """DeBERTa v2 without its convolution, and v3."""
 
-    name, types = "deberta_v2", ("deberta-v2",)
+    name, types, stack = "deberta_v2", ("deberta-v2",), Bert.stack
     parts: ClassVar = {
         **Bert.parts,
         **projections("attention", "self.query_proj self.key_proj self.value_proj output.dense"),
@@ -24,7 +24,7 @@ class DebertaV2(Bert):
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm, with the divisor of its own code."""
-        require(config, **self.only, embedding_size=config.hidden_size)
+        refuse_others(config, **self.only, embedding_size=config.hidden_size)
         width = getattr(config, "attention_head_size", config.hidden_size // config.num_attention_heads)
         terms = 1 + len({"c2p", "p2c"} & {*(config.pos_att_type or ())})
         fields: dict[str, Any] = {"head_width": width, "divisor": self.divisor(width, terms)}
@@ -78,7 +78,7 @@ class Deberta(DebertaV2):
     name, types = "deberta", ("deberta",)
     parts: ClassVar = {
         **without(Bert.parts, "attention.query", "attention.key", "attention.value"),
-        "attention.query | attention.key | attention.value": "attention.self.in_proj",
+        **projections("attention", "self.in_proj output.dense", joined=" | "),
     }
     only: ClassVar = {"talking_head": False, **DebertaV2.only}
 

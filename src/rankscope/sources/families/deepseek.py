@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import Tensors, dense, norm, require, scaled, without
+from rankscope.sources.families.family import Tensors, dense, norm, refuse_others, scaled, without
 from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.rotary import rotary
 
@@ -22,7 +22,7 @@ class DeepSeek(Mixtral):
     name = "deepseek"
     types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
     parts: ClassVar = without(Mixtral.parts, "attention.query", "attention.key", "attention.value")
-    sizes: ClassVar = {
+    reads: ClassVar = {
         "head_width": "qk_head_dim", "value_width": "v_head_dim", "key_latent": "kv_lora_rank",
         "norm_eps": "rms_norm_eps",
     }  # fmt: skip
@@ -30,7 +30,7 @@ class DeepSeek(Mixtral):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        require(config, num_key_value_heads=config.num_attention_heads)
+        refuse_others(config, num_key_value_heads=config.num_attention_heads)
         turned, width = config.qk_rope_head_dim, config.qk_head_dim
         adjacent = getattr(config, "rope_interleave", True)
         arch = self.described(

@@ -9,7 +9,7 @@ To add a family, write a subclass of `Family`, beside its kin or in a file of it
         parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
         embedding_parts = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
         fixed = {"mask": "causal"}                 # what of the architecture is the same in all of its models
-        sizes = {"width": "dim"}                   # names of config fields, where unlike those of `USUAL`
+        reads = {"width": "dim"}                   # names of config fields, where unlike those of `USUAL`
         only = {"add_cross_attention": False}      # values of config fields that are mapped; others are refused
 
 and put small configs that reach every branch of it into `data/tiny_models.json`. `final_norm` is the path of the last
@@ -70,8 +70,11 @@ class Family:
     """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix;
     "attention.query | attention.key": head by head, of each head first the query, then the key."""
     fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of `Architecture` that are the same in all models
-    sizes: ClassVar[Mapping[str, str]] = {}
-    """What configs call the fields of `Architecture` that they say, by our names, where unlike `USUAL`."""
+    reads: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {}
+    """What configs call the fields of `Architecture` that they say, by our names, where unlike `USUAL`; or a function
+    that finds a field in a config."""
+    further: ClassVar[tuple[Callable[[Any], Mapping[str, Any]], ...]] = ()
+    """Functions that find several fields in a config, as those of `rotary.py`."""
     only: ClassVar[Mapping[str, Any]] = {}  # Fields of configs that are mapped with this value alone
     embedding_parts: ClassVar[ModulePaths]
     """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
@@ -94,12 +97,14 @@ class Family:
         return self.described(config)
 
     def described(self, config: Any, **fields: Any) -> Architecture:
-        """The architecture with what the config says by the names in `sizes` and `USUAL`, what is `fixed`, and
-        `fields`, which go first. The activation is Hugging Face's."""
-        require(config, **self.only)
-        fields = {**self.fixed, **fields}
-        names = {**USUAL, **self.sizes}
-        fields |= {name: getattr(config, theirs) for name, theirs in names.items() if name not in fields}
+        """The architecture with what the config says by `reads`, `further` and `USUAL`, what is `fixed`, and `fields`,
+        which go first. The activation is Hugging Face's."""
+        refuse_others(config, **self.only)
+        found = {name: value for function in self.further for name, value in function(config).items()}
+        fields = {**self.fixed, **found, **fields}
+        for name, theirs in {**USUAL, **self.reads}.items():
+            if name not in fields:
+                fields[name] = getattr(config, theirs) if isinstance(theirs, str) else theirs(config)
         return Architecture(**{**fields, "activation": activation(fields["activation"])})
 
     def architecture_of(self, model: Any) -> Architecture:
@@ -253,16 +258,18 @@ def without(paths: ModulePaths, *names: str) -> dict[str, str]:
     return {name: path for name, path in paths.items() if name not in names}
 
 
-def projections(path: str, names: str, kind: str = "attention") -> ModulePaths:
-    """Paths of query, key, value and output projection, whose `names` are in this order, in one module."""
-    parts = (f"{kind}.{part}" for part in ("query", "key", "value", "output"))
+def projections(path: str, names: str, kind: str = "attention", joined: str = ", ") -> ModulePaths:
+    """Paths of query, key, value and output projection, whose `names` are in this order, in one module; or of all
+    three that are `joined` in one map, and the output."""
+    parts, count = [f"{kind}.{part}" for part in ("query", "key", "value", "output")], len(names.split())
+    parts = parts if count == 4 else [joined.join(parts[:3]), parts[3]]
     return {part: f"{path}.{name}" for part, name in zip(parts, names.split(), strict=True)}
 
 
-def layout(attention: str, names: str, norms: str, mlp: str) -> ModulePaths:
+def layout(attention: str, names: str, norms: str, mlp: str, joined: str = ", ") -> ModulePaths:
     """Paths of all parts of a usual block: `projections`, `norms` of attention and MLP, (gate,) up and down."""
     (attention_norm, mlp_norm), maps = norms.split(), mlp.split()
-    paths = {**projections(attention, names), "attention_norm": attention_norm}
+    paths = {**projections(attention, names, joined=joined), "attention_norm": attention_norm}
     paths |= zip(("mlp.gate", "mlp.up", "mlp.down")[-len(maps) :], maps, strict=True)
     return {**paths, "mlp_norm": mlp_norm}
 
@@ -381,7 +388,7 @@ def activation(name: Any) -> str:
     return ACTIVATIONS[name]
 
 
-def require(config: Any, **fields: Any) -> None:
+def refuse_others(config: Any, **fields: Any) -> None:
     """Raise `SourceError` unless the config has these values, the only ones that the family maps."""
     for name, usual in fields.items():
         if getattr(config, name, usual) != usual:

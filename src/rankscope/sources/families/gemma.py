@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import GainsFromOne, require
+from rankscope.sources.families.family import GainsFromOne, refuse_others
 from rankscope.sources.families.llama import Llama
 
 
@@ -22,7 +22,7 @@ class Gemma(GainsFromOne, Llama):
     def gated(self, config: Any, **fields: Any) -> Architecture:
         """Llama's; refused where every token sees every other."""
         if config.use_bidirectional_attention:
-            require(config, use_bidirectional_attention=False)
+            refuse_others(config, use_bidirectional_attention=False)
         return super().gated(config, **fields)
 
     def embedding(self, model: Any) -> TextEmbedding:
@@ -42,7 +42,7 @@ class Gemma3(Gemma):
         "mlp_after": "post_feedforward_layernorm",
     }
     fixed: ClassVar = {**Llama.fixed, "norm_place": "sandwich"}
-    sizes: ClassVar = {**Llama.sizes, "activation": "hidden_activation"}
+    reads: ClassVar = {**Llama.reads, "activation": "hidden_activation"}
     only: ClassVar = {"attn_logit_softcapping": None}
 
     def architecture(self, config: Any) -> Architecture:

@@ -7,7 +7,16 @@ from torch import nn
 
 from rankscope.errors import SourceError, one_of
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import CAUSAL, Family, ModulePaths, Tensors, layout, read_block, scaled
+from rankscope.sources.families.family import (
+    CAUSAL,
+    Family,
+    ModulePaths,
+    Tensors,
+    layout,
+    projections,
+    read_block,
+    scaled,
+)
 from rankscope.sources.families.rotary import angles, partly_rotary, rotary
 
 
@@ -16,22 +25,14 @@ class GPT2(Family):
 
     name, types = "gpt2", ("gpt2",)
     stack, final_norm = "h", "ln_f"
-    parts: ClassVar = {
-        "attention.query, attention.key, attention.value": "attn.c_attn",
-        "attention.output": "attn.c_proj",
-        "attention_norm": "ln_1",
-        "mlp.up": "mlp.c_fc",
-        "mlp.down": "mlp.c_proj",
-        "mlp_norm": "ln_2",
-    }
+    parts: ClassVar = layout("attn", "c_attn c_proj", norms="ln_1 ln_2", mlp="mlp.c_fc mlp.c_proj")
     embedding_parts: ClassVar = {"words": "wte", "positions": "wpe"}
     fixed: ClassVar = CAUSAL
-    sizes: ClassVar = {"activation": "activation_function", "norm_eps": "layer_norm_epsilon"}
+    reads: ClassVar = {
+        "mlp_width": lambda config: config.n_inner or 4 * config.n_embd,
+        "activation": "activation_function", "norm_eps": "layer_norm_epsilon",
+    }  # fmt: skip
     only: ClassVar = {"add_cross_attention": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """An MLP is four times as wide as a token where the config does not say it."""
-        return self.described(config, mlp_width=config.n_inner or 4 * config.n_embd)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """A scaling of its own per layer goes into the query."""
@@ -55,7 +56,7 @@ class GPTNeo(Family):
     )
     embedding_parts = GPT2.embedding_parts
     fixed: ClassVar = {**CAUSAL, "divisor": 1.0}
-    sizes = GPT2.sizes
+    reads = GPT2.reads
 
     def architecture(self, config: Any) -> Architecture:
         """A local layer sees its own token and those before it, a window of them."""
@@ -75,16 +76,13 @@ class GPTJ(Family):
     parts: ClassVar = layout("attn", "q_proj k_proj v_proj out_proj", norms="ln_1 ln_1", mlp="mlp.fc_in mlp.fc_out")
     embedding_parts: ClassVar = {"words": "wte"}
     fixed: ClassVar = {**CAUSAL, "parallel": True, "positions": "rotary", "rotary_pairs": "adjacent"}
-    sizes: ClassVar = {**GPT2.sizes, "rotary_reach": "n_positions"}
+    reads: ClassVar = {**GPT2.reads, "rotary_reach": "n_positions"}
 
     def architecture(self, config: Any) -> Architecture:
         """The base of its angles is fixed, and so is the length of its table of them."""
         width = config.hidden_size // config.num_attention_heads
         turned = config.rotary_dim or width
-        return self.described(
-            config, mlp_width=config.n_inner or 4 * config.n_embd, rotary_frequencies=(angles(10000, turned),),
-            rotary_share=turned / width,
-        )  # fmt: skip
+        return self.described(config, rotary_frequencies=(angles(10000, turned),), rotary_share=turned / width)
 
     def prepare_for_float64(self, model: Any) -> Any:
         """Sines and cosines are a table of float32 numbers: in float64, of the same angles."""
@@ -101,21 +99,14 @@ class GPTNeoX(Family):
 
     name, types = "gpt_neox", ("gpt_neox",)
     stack, final_norm = "layers", "final_layer_norm"
-    parts: ClassVar[ModulePaths] = {
-        "attention.query | attention.key | attention.value": "attention.query_key_value",
-        "attention.output": "attention.dense",
-        "attention_norm": "input_layernorm",
-        "mlp.up": "mlp.dense_h_to_4h",
-        "mlp.down": "mlp.dense_4h_to_h",
-        "mlp_norm": "post_attention_layernorm",
-    }
+    parts: ClassVar[ModulePaths] = layout(
+        "attention", "query_key_value dense", norms="input_layernorm post_attention_layernorm",
+        mlp="mlp.dense_h_to_4h mlp.dense_4h_to_h", joined=" | ",
+    )  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_in"}
     fixed: ClassVar = CAUSAL
-    sizes: ClassVar = {"parallel": "use_parallel_residual"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Heads are rotated in part."""
-        return self.described(config, **partly_rotary(config))
+    reads: ClassVar = {"parallel": "use_parallel_residual"}
+    further = (partly_rotary,)
 
 
 class Bloom(Family):
@@ -125,19 +116,11 @@ class Bloom(Family):
 
     name, types = "bloom", ("bloom",)
     stack, final_norm = "h", "ln_f"
-    parts: ClassVar = {
-        **GPTNeoX.parts,
-        "attention.query | attention.key | attention.value": "self_attention.query_key_value",
-        "attention.output": "self_attention.dense",
-    }
+    parts: ClassVar = {**GPTNeoX.parts, **projections("self_attention", "query_key_value dense", joined=" | ")}
     embedding_parts: ClassVar = {"words": "word_embeddings", "norm": "word_embeddings_layernorm"}
     fixed: ClassVar = {**CAUSAL, "positions": "alibi", "activation": "gelu_new"}
-    sizes: ClassVar = {"norm_eps": "layer_norm_epsilon"}
+    reads: ClassVar = {"norm_eps": "layer_norm_epsilon", "mlp_width": lambda config: 4 * config.hidden_size}
     only: ClassVar = {"apply_residual_connection_post_layernorm": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """An MLP is four times as wide as a token."""
-        return self.described(config, mlp_width=4 * config.hidden_size)
 
     def prepare_for_float64(self, model: Any) -> Any:
         """A gelu of its own, without the eight digits."""
@@ -158,16 +141,17 @@ class Falcon(Family):
     }
     embedding_parts: ClassVar = {"words": "word_embeddings"}
     fixed: ClassVar = CAUSAL
-    sizes: ClassVar = {
+    reads: ClassVar = {
         "mlp_width": "ffn_hidden_size", "activation": "activation", "norm_eps": "layer_norm_epsilon",
         "parallel": "parallel_attn",
     }  # fmt: skip
+    further = (rotary,)
     only: ClassVar = {"alibi": False}
 
     def architecture(self, config: Any) -> Architecture:
         """One head of keys and values, or so many."""
         grouped = config.new_decoder_architecture or not config.multi_query
-        return self.described(config, key_heads=config.num_kv_heads if grouped else 1, **rotary(config))
+        return self.described(config, key_heads=config.num_kv_heads if grouped else 1)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Fused by group: its queries, its key, its value."""
@@ -198,9 +182,6 @@ class Phi(Family):
     )
     embedding_parts: ClassVar = {"words": "embed_tokens"}
     fixed: ClassVar = {**CAUSAL, "parallel": True}
-    sizes: ClassVar = {"key_heads": "num_key_value_heads"}
+    reads: ClassVar = {"key_heads": "num_key_value_heads"}
+    further = (partly_rotary,)
     only: ClassVar = {"qk_layernorm": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Parallel branches that read through one norm."""
-        return self.described(config, **partly_rotary(config))

@@ -24,7 +24,7 @@ class Llama(Family):
     )  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_tokens"}
     fixed: ClassVar[dict[str, Any]] = {**CAUSAL, "mlp": "gated", "norm": "rms"}
-    sizes: ClassVar = {"key_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
+    reads: ClassVar = {"key_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""

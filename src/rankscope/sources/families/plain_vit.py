@@ -17,13 +17,12 @@ from rankscope.sources.families.family import (
     dense,
     heads_out,
     image_embedding,
+    layout,
     norm,
     norm_weights,
     read_block,
     scaled,
 )  # fmt: skip
-
-FUSED = "attention.query, attention.key, attention.value"  # Side by side in one matrix
 
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
@@ -87,7 +86,7 @@ class ViTPytorch(Family):
         """Each part has one norm, and its linear maps in the order in which they are applied."""
         attention, *mlp = _pair(block)
         part, maps = _attention(attention), of_kind(attention, nn.Linear)
-        tensors = read_block(part, {FUSED: "to_qkv"}, arch) | norm(
+        tensors = read_block(part, {"attention.query, attention.key, attention.value": "to_qkv"}, arch) | norm(
             "attention_norm", of_kind(attention, nn.LayerNorm)[0]
         )
         # Where one head is as wide as a token, vit-pytorch has no output projection.
@@ -124,10 +123,7 @@ class TimmViT(Family):
 
     name, stack, final_norm = "timm_vit", "blocks", "norm"
     continuous_inputs = True
-    parts: ClassVar = {
-        FUSED: "attn.qkv", "attention.output": "attn.proj", "attention_norm": "norm1",
-        "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2", "mlp_norm": "norm2",
-    }  # fmt: skip
+    parts: ClassVar = layout("attn", "qkv proj", norms="norm1 norm2", mlp="mlp.fc1 mlp.fc2")
 
     def fits(self, model: nn.Module) -> bool:
         """True if patches, positions and blocks are where timm has them."""

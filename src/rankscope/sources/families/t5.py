@@ -18,15 +18,12 @@ class T5(Family):
     mlp: ClassVar[str] = "layer.1"  # Where a block keeps it
     embedding_parts: ClassVar = {"words": "embed_tokens"}
     fixed: ClassVar = {**PRE, "divisor": 1.0, "positions": "bias", "norm": "rms"}
-    sizes: ClassVar = {
+    reads: ClassVar = {
         "head_width": "d_kv", "mlp_width": "d_ff", "activation": "dense_act_fn", "norm_eps": "layer_norm_epsilon",
         "bias_buckets": "relative_attention_num_buckets", "bias_reach": "relative_attention_max_distance",
+        "mlp": lambda config: "gated" if config.is_gated_act else "plain",
     }  # fmt: skip
     only: ClassVar = {"is_decoder": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Gated in later versions."""
-        return self.described(config, mlp="gated" if config.is_gated_act else "plain")
 
     def paths(self, arch: Architecture) -> ModulePaths:
         """The MLP's first maps have other names where it is gated."""

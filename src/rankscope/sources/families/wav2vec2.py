@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, WaveEmbedding
 from rankscope.sources.families.family import (
     Family,
@@ -25,12 +24,11 @@ class Wav2Vec2(Family):
         "attention", "q_proj k_proj v_proj out_proj", norms="layer_norm final_layer_norm",
         mlp="feed_forward.intermediate_dense feed_forward.output_dense",
     )  # fmt: skip
-    sizes: ClassVar = {"final_norm": "do_stable_layer_norm"}
+    reads: ClassVar = {
+        "norm_place": lambda config: "pre" if config.do_stable_layer_norm else "post",
+        "final_norm": "do_stable_layer_norm",
+    }
     only: ClassVar = {"adapter_attn_dim": None, "conv_pos_batch_norm": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Post-norm, or pre-norm with a last norm."""
-        return self.described(config, norm_place="pre" if config.do_stable_layer_norm else "post")
 
     def other_tensors(self, model: Any) -> Tensors:
         """The encoder's norm, where it comes last."""

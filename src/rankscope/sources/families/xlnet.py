@@ -20,7 +20,7 @@ class XLNet(Family):
     }
     embedding_parts: ClassVar = {"words": "word_embedding"}
     fixed: ClassVar = {"positions": "relative"}
-    sizes: ClassVar = {"head_width": "d_head", "mlp_width": "d_inner", "activation": "ff_activation"}
+    reads: ClassVar = {"head_width": "d_head", "mlp_width": "d_inner", "activation": "ff_activation"}
     only: ClassVar = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False}
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
