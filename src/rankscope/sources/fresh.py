@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError, TokensError, one_of
+from rankscope.errors import ArchitectureError, TokensError, one_of, require
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Encoded, Inputs, Transformer
 from rankscope.shapes import Bool, Float
@@ -146,9 +146,8 @@ def word_tokens(
     tokens do not depend on the texts beside it.
     """
     lists = [split(text)[:length] for text in texts]
-    if not any(lists):
-        message = f"at least one text must hold a word; received {len(lists)} texts without any"
-        raise TokensError(message, subject="texts")
+    message = f"at least one text must hold a word; received {len(lists)} texts without any"
+    require(any(lists), message, TokensError, "texts")
     generator = torch.Generator().manual_seed((STREAM + seed) % 2**32)
 
     def draw(rows: int) -> Tensor:

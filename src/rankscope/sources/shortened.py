@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.errors import FileError, RankscopeError, SourceError
+from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.checkpoint import EAGER, CheckpointLocation, clear_errors, locate, quiet
@@ -169,8 +169,8 @@ def write_shortened(
     """
     target, family = Path(folder), getattr(net.origin, "family", None)
     writable_folder(target)
-    if any(target.iterdir()):
-        raise FileError(f"{target} must be a new or empty folder; it holds files already", subject=str(target))
+    empty = not any(target.iterdir())
+    require(empty, f"{target} must be a new or empty folder; it holds files already", FileError, str(target))
     short, cut = _shortened(model, layers, family), net.without(layers=layers)
     with tempfile.TemporaryDirectory(dir=target, prefix=".writing-") as temporary, quiet():
         short.save_pretrained(temporary)

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import Convolution, Embedding, ImageEmbedding, TextEmbedding
 
@@ -341,9 +341,8 @@ def norm(name: str, module: Any) -> Tensors:
     """Gain and bias of a LayerNorm or RMSNorm; empty for an identity in its place."""
     if isinstance(module, nn.Identity):
         return {}
-    if module.weight is None:
-        message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
-        raise SourceError(message, subject="norm")
+    message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
+    require(module.weight is not None, message, SourceError, "norm")
     return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
 
 
@@ -382,9 +381,8 @@ def scaled(tensors: Tensors, part: str, scale: Any) -> Tensors:
 
 def activation(name: Any) -> str:
     """Our name of an activation that Hugging Face calls `name`."""
-    if name not in ACTIVATIONS:
-        message = f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}"
-        raise SourceError(f"{message}: watch measures it as it is", subject="activation")
+    message = f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}"
+    require(name in ACTIVATIONS, f"{message}: watch measures it as it is", SourceError, "activation")
     return ACTIVATIONS[name]
 
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from rankscope.errors import SourceError, one_of
+from rankscope.errors import SourceError, require_one_of
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import (
     CAUSAL,
@@ -62,8 +62,7 @@ class GPTNeo(Family):
         """A local layer sees its own token and those before it, a window of them."""
         known = {"global": "causal", "local": f"causal&window:{config.window_size - 1}"}
         for kind in config.attention_layers:
-            if kind not in known:
-                raise SourceError(one_of("kind of attention", kind, known), subject="attention_types")
+            require_one_of("kind of attention", kind, known, SourceError, "attention_types")
         mask = ";".join(known[kind] for kind in config.attention_layers)
         return self.described(config, mask=mask, mlp_width=config.intermediate_size or 4 * config.hidden_size)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import ImageEmbedding
 from rankscope.sources.families.family import (
@@ -105,9 +105,9 @@ class ViTPytorch(Family):
         positions = model.pos_embedding.detach().to(linear.weight).reshape(-1, linear.out_features)
         first = getattr(model, "cls_token", linear.weight.new_zeros(0)).detach().reshape(-1, linear.out_features)
         patches = len(positions) - len(first)
-        if math.isqrt(patches) ** 2 != patches:
-            message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
-            raise SourceError(f"{message}: watch measures it as it is", subject="image_size")
+        message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
+        square = math.isqrt(patches) ** 2 == patches
+        require(square, f"{message}: watch measures it as it is", SourceError, "image_size")
         before, after = None, None
         if norms := of_kind(model.to_patch_embedding, nn.LayerNorm):
             gain, bias = (_pixels(part.detach(), sides).flatten() for part in (norms[0].weight, norms[0].bias))

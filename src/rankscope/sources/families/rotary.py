@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rankscope.errors import SourceError, one_of
+from rankscope.errors import SourceError, one_of, require_one_of
 
 SCHEMES = ("default", "linear", "llama3", "proportional", "yarn", "longrope", "dynamic")
 
@@ -71,8 +71,7 @@ def masks(config: Any, usual: str = "causal") -> str:
     """The mask of each layer by its kind in `layer_types`: `usual`, or within the window where it slides."""
     known = {"full_attention": usual, "sliding_attention": sliding(config, usual)}
     for kind in config.layer_types:
-        if kind not in known:
-            raise SourceError(one_of("kind of layers", kind, known), subject="layer_types")
+        require_one_of("kind of layers", kind, known, SourceError, "layer_types")
     by_layer = [known[kind] for kind in config.layer_types]
     return by_layer[0] if len(set(by_layer)) == 1 else ";".join(by_layer)
 
