@@ -100,8 +100,8 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
     return CheckpointLocation(source, source, {**options, "local_files_only": True}, unreached=hub_address())
 
 
-def answers(seconds: float = 3.0) -> bool:
-    """True if the hub, or the proxy on the way to it, takes a connection within `seconds`; False too if the hub's
+def answers() -> bool:
+    """True if the hub, or the proxy on the way to it, takes a connection within seconds; False too if the hub's
     client was told to stay offline. (The client itself tries a silent network for a minute and more.)"""
     from huggingface_hub import constants
 
@@ -112,10 +112,10 @@ def answers(seconds: float = 3.0) -> bool:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443), seconds)
+    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443))
 
 
-def _connects(host: str, port: int, seconds: float) -> bool:
+def _connects(host: str, port: int, seconds: float = 3.0) -> bool:
     """Connect in a thread: looking up a host name has no time limit of its own."""
     connected: list[bool] = []
 
