@@ -4,15 +4,8 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, SoundEmbedding
-from rankscope.sources.families.family import (
-    PRE,
-    Family,
-    after_padding,
-    convolution,
-    layout,
-    linear_weights,
-    projections,
-)  # fmt: skip
+from rankscope.sources.families.family import PRE, Family, after_padding
+from rankscope.sources.families.parts import convolution, layout, linear_weights, projections
 
 
 class Bart(Family):

@@ -4,17 +4,8 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import (
-    PRE,
-    Family,
-    Tensors,
-    after_padding,
-    layout,
-    linear_weights,
-    norm_weights,
-    projections,
-    without,
-)  # fmt: skip
+from rankscope.sources.families.family import PRE, Family, after_padding
+from rankscope.sources.families.parts import Tensors, layout, linear_weights, norm_weights, projections, without
 from rankscope.sources.families.rotary import angles, masks, rotary
 
 

@@ -8,7 +8,8 @@ import torch
 from rankscope.nets import Architecture, Linear
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.family import Family, Tensors, heads_in, projections, refuse_others, without
+from rankscope.sources.families.family import Family, refuse_others
+from rankscope.sources.families.parts import Tensors, heads_in, projections, without
 
 
 class DebertaV2(Family):

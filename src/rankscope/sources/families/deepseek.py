@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import Tensors, dense, norm, refuse_others, scaled, without
+from rankscope.sources.families.family import refuse_others
 from rankscope.sources.families.mixtral import Mixtral
+from rankscope.sources.families.parts import Tensors, dense, norm, scaled, without
 from rankscope.sources.families.rotary import rotary
 
 

@@ -7,16 +7,8 @@ from torch import nn
 
 from rankscope.errors import SourceError, require_one_of
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import (
-    CAUSAL,
-    Family,
-    ModulePaths,
-    Tensors,
-    layout,
-    projections,
-    read_block,
-    scaled,
-)
+from rankscope.sources.families.family import CAUSAL, Family
+from rankscope.sources.families.parts import ModulePaths, Tensors, layout, projections, read_block, scaled
 from rankscope.sources.families.rotary import angles, partly_rotary, rotary
 
 

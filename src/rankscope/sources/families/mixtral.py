@@ -4,8 +4,9 @@ from typing import Any, ClassVar
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import GainsFromOne, ModulePaths, Tensors, read_block, without
+from rankscope.sources.families.family import GainsFromOne
 from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.parts import ModulePaths, Tensors, read_block, without
 from rankscope.sources.families.rotary import masks, partly_rotary, sliding
 
 MAPS = ("gate", "up", "down")

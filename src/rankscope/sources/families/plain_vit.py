@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import (
-    Family,
+from rankscope.sources.families.family import Family
+from rankscope.sources.families.parts import (
     Tensors,
     dense,
     heads_out,
@@ -22,7 +22,7 @@ from rankscope.sources.families.family import (
     norm_weights,
     read_block,
     scaled,
-)  # fmt: skip
+)
 
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:

@@ -5,7 +5,8 @@ import copy
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import PRE, Family, ModulePaths, Tensors, projections
+from rankscope.sources.families.family import PRE, Family
+from rankscope.sources.families.parts import ModulePaths, Tensors, projections
 
 
 class T5(Family):

@@ -3,16 +3,8 @@
 from typing import Any, ClassVar
 
 from rankscope.sources.embedding import Embedding, WaveEmbedding
-from rankscope.sources.families.family import (
-    Family,
-    Tensors,
-    activation,
-    convolution,
-    layout,
-    linear_weights,
-    norm,
-    norm_weights,
-)  # fmt: skip
+from rankscope.sources.families.family import Family, activation
+from rankscope.sources.families.parts import Tensors, convolution, layout, linear_weights, norm, norm_weights
 
 
 class Wav2Vec2(Family):

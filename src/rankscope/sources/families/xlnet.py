@@ -3,7 +3,8 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Tensors
+from rankscope.sources.families.family import Family
+from rankscope.sources.families.parts import Tensors
 
 
 class XLNet(Family):
