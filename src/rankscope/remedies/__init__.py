@@ -6,38 +6,18 @@
 Everything about a remedy is in its file: formula, citation, the numbers at which it changes nothing, what
 theory says, the published claims, and its rules: plain, in deviation arithmetic, and frozen for paths. Rules
 get what they need through the `rules` that is passed to them (`nets/parts.py`), so that this room imports
-none of the arithmetics. To add a remedy, write its file and add one line to `REMEDY_FILES`."""
+none of the arithmetics. To add a remedy, write its file and add one line to the list in `names.py`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from rankscope.remedies.names import REMEDY_FILES
 
 if TYPE_CHECKING:
     from rankscope.remedies.base import Claim, NamedRemedy, Remedy, TheoryNote
     from rankscope.remedies.catalogue import REMEDIES, remedy
 
 __all__ = ["REMEDIES", "REMEDY_FILES", "NamedRemedy", "Claim", "Remedy", "TheoryNote", "remedy"]
-REMEDY_FILES = {
-    "shaped": "shaping",
-    "attnscale": "shaping",
-    "centred": "shaping",
-    "sinkhorn": "scores",
-    "logn": "scores",
-    "differential": "differential",
-    "differential2": "differential",
-    "rezero": "branch_weights",
-    "skipinit": "branch_weights",
-    "sqrtl": "branch_weights",
-    "lnscale": "branch_weights",
-    "deepnorm": "skip_weights",
-    "lambda": "skip_weights",
-    "valueresidual": "first_values",
-    "neutreno": "first_values",
-    "featscale": "featscale",
-    "contranorm": "contranorm",
-    "gate": "gates",
-    "headgate": "gates",
-}
-"""The file of every built-in remedy, by its name. Readable without torch, for the command line."""
 
 
 def __getattr__(name: str) -> Any:
