@@ -24,7 +24,7 @@ from rankscope.live.attention.observer import AttentionCall, OnAttention, Produc
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import is_traced
 from rankscope.live.isolation import without_dropout
-from rankscope.sources.parity import is_transformers_own, lifted
+from rankscope.sources import is_transformers_own, lifted
 
 # For each watch, by module, the function to call with the attention of that module.
 _callbacks: list[dict[nn.Module, OnAttention]] = []
