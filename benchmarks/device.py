@@ -22,8 +22,8 @@ from rankscope.nets.tensors import shapes
 from rankscope.paths.frozen import freeze
 from rankscope.paths.polynomials import length_terms
 from rankscope.profiles import measure
+from rankscope.sources import bundled_excerpts, word_tokens
 from rankscope.sources.fresh import preset
-from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.theory import certify
 
 WARM = 4

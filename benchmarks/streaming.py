@@ -40,7 +40,7 @@ def rows(small: bool = False) -> list[Row]:
 
 def peak(excerpts: int) -> float:
     """MiB at most, of the command on so many short excerpts of the bundled prose."""
-    from rankscope.sources.random_embedding import bundled_excerpts
+    from rankscope.sources import bundled_excerpts
 
     words = " ".join(bundled_excerpts(20)).split()
     with tempfile.TemporaryDirectory() as folder:

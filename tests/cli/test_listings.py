@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.metrics import METRICS
 from rankscope.sources.families import FAMILIES
-from rankscope.sources.families.bloom import Bloom
+from rankscope.sources.families.gpt import Bloom
 from rankscope.sources.families.llama import Llama
 from tests.cli.running import COMMAND, answered, printed, rankscope
 

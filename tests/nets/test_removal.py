@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Experts, Transformer
-from rankscope.remedies.names import REMEDY_FILES
+from rankscope.remedies import REMEDY_FILES
 from tests.builders import awake, normal
 from tests.raising import raises
 

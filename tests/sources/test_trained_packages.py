@@ -21,7 +21,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.sources import Family
 from rankscope.sources.checkpoint import locate, read
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import Tensors, dense, norm
+from rankscope.sources.families.parts import Tensors, dense, norm
 from rankscope.sources.parity_inputs import relative
 from rankscope_studies.research.trained_encoders import (
     TRAININGS,

@@ -242,8 +242,7 @@ def checkpoint_network(folder: Path, tokenizer: str | None, config: Path | None)
             as_folder = Path(written) / folder.name  # errors of `load` name the folder
             write_folder(folder, config, as_folder)
             return checkpoint_network(as_folder, tokenizer or next(iter(beside), None), None)
-    from rankscope.sources import load
-    from rankscope.sources.checkpoint import CheckpointLocation, locate
+    from rankscope.sources import CheckpointLocation, load, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 
     if tokenizer is None and has_tokenizer(folder.parent) and not has_tokenizer(folder):

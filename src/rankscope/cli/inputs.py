@@ -65,7 +65,8 @@ def has_tokenizer(folder: Path) -> bool:
 def require_tokenizer(model: str, advice: str) -> None:
     """Refuse a model's folder without a tokenizer before its weights are read: no text can be read with it."""
     from rankscope.runs import document
-    from rankscope.sources.checkpoint import CheckpointLocation, tokenizer
+    from rankscope.sources import CheckpointLocation
+    from rankscope.sources.checkpoint import tokenizer
 
     folder = Path(model)
     sees = (folder / "preprocessor_config.json").is_file()  # a model of images or sound, refused in its own words

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.metrics import Metric
-    from rankscope.sources.load import FamilyParity
+    from rankscope.sources import FamilyParity
 
 OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a heading
 
@@ -129,8 +129,7 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     fails, the others are listed all the same, and the exit code is 2.
     """
     from rankscope.extras import install, installed
-    from rankscope.sources import PRESETS
-    from rankscope.sources.load import survey
+    from rankscope.sources import PRESETS, survey
 
     if not printing.as_json:
         trained = ", ".join(["minilm (the demo extra)", *shipped_names()])

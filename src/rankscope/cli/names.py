@@ -17,7 +17,7 @@ import typer
 from rankscope.errors import SourceError
 from rankscope.files import must_be_text
 from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
-from rankscope.remedies.names import REMEDY_FILES
+from rankscope.remedies import REMEDY_FILES
 from rankscope.shipped import shipped_folder, shipped_model, shipped_names
 
 DATA: dict[str, Any] = tomllib.loads(

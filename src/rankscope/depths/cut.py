@@ -156,7 +156,7 @@ class Cut(Result):
             SourceError: The network did not come from a model of transformers, or heads were taken out, for which
                 configs have no words: `cut.net.save(folder)` writes the network itself.
         """
-        from rankscope.sources.checkpoint import locate
+        from rankscope.sources import locate
         from rankscope.sources.shortened import original, write_shortened
 
         origin: Any = self.original.origin

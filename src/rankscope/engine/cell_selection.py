@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.engine.factors import described
-from rankscope.errors import SweepError, one_of
+from rankscope.errors import SweepError, require, require_one_of
 from rankscope.profiles import SCHEMA, Profile
 from rankscope.runs import Network, Run, read
 
@@ -56,14 +56,13 @@ def profile_of(folder: Path, choice: str) -> Profile:
 def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
     """The rows of the table of cells that a choice (a number, or factors with their values) selects."""
     cells = run.table("cells")
+    total = len(cells)
     for name, value in parse_choice(choice, cells).items():
-        if name not in cells.columns:
-            raise SweepError(one_of("a factor of this sweep", name, cells.columns), subject=name)
+        require_one_of("a factor of this sweep", name, cells.columns, SweepError, name)
         cells = cells.filter(_equals(cells.schema[name].is_numeric(), pl.col(name), value))
-    if not 1 <= len(cells) <= MOST_CHOSEN:
-        came = f"{choice!r} chooses {len(cells)} of {len(run.table('cells'))} in {run.folder}"
-        sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
-        raise SweepError(sentence, subject="choice")
+    came = f"{choice!r} chooses {len(cells)} of {total} in {run.folder}"
+    sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
+    require(1 <= len(cells) <= MOST_CHOSEN, sentence, SweepError, "choice")
     return cells
 
 

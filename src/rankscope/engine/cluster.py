@@ -26,7 +26,7 @@ import torch
 
 from rankscope.engine.spec import SweepOptions
 from rankscope.engine.work import CellOutcome, CellTask, InputsLoader, failed, measure_cell
-from rankscope.errors import RankscopeError, SweepError
+from rankscope.errors import RankscopeError, SweepError, require
 from rankscope.extras import need
 from rankscope.plugins import entry_points
 from rankscope.runs import difference
@@ -90,9 +90,8 @@ class Cluster:
     ) -> "Cluster":
         """The cluster that `--on` names: "ray" or "ray:HOST:PORT"."""
         kind, _, address = on.partition(":")
-        if kind != "ray":
-            sentence = f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}"
-            raise SweepError(sentence, subject="on")
+        sentence = f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}"
+        require(kind == "ray", sentence, SweepError, "on")
         return cls(address or None, workers, threads, gpus, stuck_after)
 
     def __enter__(self) -> "Cluster":
@@ -324,8 +323,7 @@ def require_answer(address: str, seconds: float) -> None:
         why = _failed_connection(address, seconds)
     except (OSError, OverflowError) as error:
         why = str(error)
-    if why:
-        raise SweepError(f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", subject="on")
+    require(not why, f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", SweepError, "on")
 
 
 def _failed_connection(address: str, seconds: float) -> str:

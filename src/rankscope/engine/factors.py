@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from rankscope.errors import SweepError, one_of
+from rankscope.errors import SweepError, require, require_one_of
 from rankscope.nets import Architecture, Transformer
 
 Value = str | int | float | bool
@@ -44,11 +44,9 @@ def checked(cell: Mapping[str, Any]) -> Cell:
     refused (whether a factor takes its value shows when the cell is measured). Whole numbers of skips and of the
     temperature become floats: 1 and 1.0 are one cell."""
     for name, value in cell.items():
-        if name not in FACTORS:
-            raise SweepError(one_of("a factor", name, FACTORS), subject=name)
-        if not isinstance(value, str | int | float | bool):
-            sentence = f"{name} must be a number, a word or true/false; got a {type(value).__name__}"
-            raise SweepError(sentence, subject=name)
+        require_one_of("a factor", name, FACTORS, SweepError, name)
+        sentence = f"{name} must be a number, a word or true/false; got a {type(value).__name__}"
+        require(isinstance(value, str | int | float | bool), sentence, SweepError, name)
     reals = {name: float(cell[name]) for name in (*SKIPS, "temperature") if type(cell.get(name)) is int}
     return {**DEFAULTS, **cell, **reals}
 

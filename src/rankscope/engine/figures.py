@@ -5,13 +5,12 @@ factor.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from rankscope.engine.views import Levels, SweepView
 from rankscope.figures import description as fig
-from rankscope.figures import evenly, power
+from rankscope.figures import evenly
 from rankscope.profiles.figures import metric_title
 from rankscope.trainings.figures import ends
 
@@ -42,7 +41,7 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
             name, depth = _called(lines, curve.colour), max(depth, len(curve.centre) - 1)
             cells = f", median of {curve.cells} cells"
             hover: list[fig.Hover] = [
-                (f"{title} {name}\nlayer {layer}: ", _number(value, view), cells)
+                (f"{title} {name}\nlayer {layer}: ", view.shown(value), cells)
                 for layer, value in enumerate(curve.centre)
             ]
             x, ink = np.arange(len(curve.centre)), _colour(lines, curve.colour)
@@ -68,7 +67,7 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
     y, panels = _value_axis(view), []
     some = evenly(range(len(view.cells)), CELLS)
     hover: list[fig.Hover] = [
-        (f"cell {view.cells['cell'][row]}\n{view.described(row)}\n", _number(view.ends[row], view), "") for row in some
+        (f"cell {view.cells['cell'][row]}\n{view.described(row)}\n", view.shown(view.ends[row]), "") for row in some
     ]
     noise = view.cells["noise"].to_numpy()[some]
     hollow = noise if noise.any() else None
@@ -79,7 +78,7 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
         apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
         middles = [_median(view.ends[levels.of == level]) for level in range(len(levels.labels))]
         words: list[fig.Hover] = [
-            (f"{factor} {name}: median ", _number(value, view), "")
+            (f"{factor} {name}: median ", view.shown(value), "")
             for name, value in zip(levels.labels, middles, strict=True)
         ]
         x = at[levels.of[some]] + apart * aside
@@ -96,8 +95,8 @@ def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
     columns = ("cell", *factors, "value", "log10")
     table = fig.columns_of(columns, [tuple(view.cells[name][row] for name in columns) for row in some])
     alt = f"{view.metric} at the last layer of each cell, by {', '.join(factors)}."
-    columns_of_panels = 2 if len(factors) > 1 else 1
-    return fig.Chart(panels, table, alt, columns=columns_of_panels, height=330, legend=False, size=(3.1, 3.1))
+    across = 2 if len(factors) > 1 else 1
+    return fig.Chart(panels, table, alt, columns=across, height=330, legend=False, size=(3.1, 3.1))
 
 
 def _places(levels: Levels) -> tuple[np.ndarray, bool]:
@@ -116,10 +115,6 @@ def _value_axis(view: SweepView) -> fig.Axis:
     low, high = ends(numbers)
     room = 0.05 * (high - low) or 0.5
     return fig.Axis(title, range=(low - room, high + room))
-
-
-def _number(value: Any, view: SweepView) -> str:
-    return power(float(value)) if view.log else f"{value:.4g}"
 
 
 def _colour(levels: Levels, index: int) -> str:

@@ -3,13 +3,14 @@
 import math
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
 import polars as pl
 
+from rankscope.engine.factors import level_name
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
 from rankscope.engine.views import SweepView
 from rankscope.extras import counted, listed
-from rankscope.figures import power
 from rankscope.metrics import symbol_of
 from rankscope.results import Plot, Section, Table, sentence
 
@@ -39,7 +40,9 @@ def sweep_sentences(swept: Swept) -> str:
     sentences = []
     if len(known):
         rows = map(int, known["row"][[0, -1]])
-        ends = [f"{_value(view, row)} ({view.described(row)}{_at_floor(view, row)})" for row in rows]
+        floor = {True: ", at or below its floor", False: ""}
+        noise = view.cells["noise"]
+        ends = [f"{view.shown(view.ends[row])} ({view.described(row)}{floor[noise[row]]})" for row in rows]
         sentences.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
     effects = list(view.effects.items())
     if effects and effects[0][1] > 0:
@@ -94,7 +97,7 @@ def ends_table(view: SweepView) -> Table:
     size = min(ENDS, len(known) // 2) or len(known)
     parts = [("least", known.head(size)), ("most", known.tail(size).reverse())]
     rows = [
-        [which, str(row["cell"]), *(_word(row[name]) for name in view.varied), _value(view, row["row"])]
+        [which, str(row["cell"]), *(_word(row[name]) for name in view.varied), view.shown(view.ends[row["row"]])]
         for which, part in parts[: 2 if len(known) > 1 else 1]
         for row in part.iter_rows(named=True)
     ]
@@ -153,16 +156,8 @@ def _shown(view: SweepView, end: float | None) -> tuple[str, float | None]:
     """A number as a page shows it, and what it is sorted by."""
     if end is None or math.isnan(end):
         return "–", None
-    return power(end) if view.log else f"{end:.4g}", end
+    return view.shown(end), end
 
 
-def _value(view: SweepView, row: int) -> str:
-    return power(float(view.cells["log10"][row])) if view.log else f"{view.cells['value'][row]:.4g}"
-
-
-def _at_floor(view: SweepView, row: int) -> str:
-    return ", at or below its floor" if view.cells["noise"][row] else ""
-
-
-def _word(value: object) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _word(value: Any) -> str:
+    return "–" if value is None else level_name(value)

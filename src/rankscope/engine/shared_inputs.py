@@ -24,7 +24,7 @@ import torch
 
 from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
 from rankscope.engine.work import CellInputs, InputsLoader
-from rankscope.errors import RankscopeError, SourceError, SweepError, TokensError
+from rankscope.errors import RankscopeError, SourceError, SweepError, TokensError, require
 from rankscope.nets import Architecture, Transformer
 from rankscope.runs import digest, files_of
 from rankscope.runs.store import checksum
@@ -166,10 +166,9 @@ def excerpts_for(cell: Cell) -> list[str]:
         first = list(islice(excerpts(str(cell["text"]), "auto", "text"), samples))
     else:
         first = bundled_excerpts(tokens)[:samples]
-    if len(first) < samples:
-        text = cell.get("text", "the bundled prose")
-        sentence = f"the text must have {samples} excerpts; {text} has {len(first)}: ask for fewer samples"
-        raise TokensError(sentence, subject="samples")
+    text = cell.get("text", "the bundled prose")
+    sentence = f"the text must have {samples} excerpts; {text} has {len(first)}: ask for fewer samples"
+    require(len(first) >= samples, sentence, TokensError, "samples")
     return first
 
 
@@ -181,8 +180,7 @@ def _model_checksums(name: str) -> list[str]:
 
 def _text_checksums(name: str) -> list[str]:
     path = Path(name)
-    if not path.exists():
-        raise SweepError(f"text must be a file or a folder; there is none at {path}", subject="text")
+    require(path.exists(), f"text must be a file or a folder; there is none at {path}", SweepError, "text")
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return [checksum(file) for file in files]
 

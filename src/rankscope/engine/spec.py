@@ -35,7 +35,7 @@ from typing import Any
 
 from rankscope.engine.factors import Cell, checked
 from rankscope.engine.jobs import JOBS
-from rankscope.errors import FileError, SweepError, one_of
+from rankscope.errors import FileError, SweepError, require, require_one_of
 from rankscope.metrics import metric
 from rankscope.profiles import ARITHMETICS, DEFAULT_METRICS
 
@@ -57,10 +57,8 @@ class SweepOptions:
     def __post_init__(self) -> None:
         for name in self.metrics:
             metric(name)
-        if not self.metrics:
-            raise SweepError("metrics must name at least one; got none", subject="metrics")
-        if self.arithmetic not in ARITHMETICS:
-            raise SweepError(one_of("arithmetic", self.arithmetic, ARITHMETICS), subject="arithmetic")
+        require(self.metrics, "metrics must name at least one; got none", SweepError, "metrics")
+        require_one_of("arithmetic", self.arithmetic, ARITHMETICS, SweepError)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -105,33 +103,33 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
     ['depth', 'skip']
     """
     for name in tables:
-        if name not in (*PARTS, *READ) and name not in JOBS:
-            raise SweepError(one_of("a part of a sweep", name, [*PARTS, *READ, *JOBS]), subject=name)
+        if name not in (*PARTS, *READ) and name not in JOBS:  # plugins are looked at for other names alone
+            require_one_of("a part of a sweep", name, [*PARTS, *READ, *JOBS], SweepError, name)
     jobs = [name for name in tables if name not in (*PARTS, *READ)]
     for name in {*jobs, "check"} & tables.keys():
-        if type(tables[name]) is not bool:
-            raise SweepError(f"{name} must be true or false; got {tables[name]!r}", subject=name)
+        is_bool = type(tables[name]) is bool
+        require(is_bool, f"{name} must be true or false; got {tables[name]!r}", SweepError, name)
     options: dict[str, Any] = {name: tables[name] for name in READ if name in tables}
     options["jobs"] = tuple(sorted(name for name in jobs if tables[name]))
     if "metrics" in options:
         metrics = options["metrics"]
-        if not isinstance(metrics, str | list | tuple) or not all(isinstance(name, str) for name in metrics):
-            raise SweepError(f'metrics must be names, as ["relative_mu"]; got {metrics!r}', subject="metrics")
+        names = isinstance(metrics, str | list | tuple) and all(isinstance(name, str) for name in metrics)
+        require(names, f'metrics must be names, as ["relative_mu"]; got {metrics!r}', SweepError, "metrics")
         options["metrics"] = tuple([metrics] if isinstance(metrics, str) else metrics)
     for name in ("all", "grid", "sample"):
-        if not isinstance(tables.get(name, {}), Mapping):
-            raise SweepError(f"{name} must be a table of factors; got a {type(tables[name]).__name__}", subject=name)
+        table = tables.get(name, {})
+        message = f"{name} must be a table of factors; got a {type(table).__name__}"
+        require(isinstance(table, Mapping), message, SweepError, name)
     chosen = SweepOptions(**options)
     cells, named = dict[str, Cell](), False
     for factors in _cells(tables):
         named = named or bool(factors or tables.get("all"))
         cell = checked({**tables.get("all", {}), **factors})
         cells.setdefault(repr(sorted(cell.items())), cell)
-        if len(cells) > MOST_CELLS:
-            raise SweepError(f"a sweep must have at most {MOST_CELLS:,} cells; its parts have more", subject="cells")
-    if not cells or not named:
-        sentence = "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]"
-        raise SweepError(sentence, subject="cells")
+        few = len(cells) <= MOST_CELLS
+        require(few, f"a sweep must have at most {MOST_CELLS:,} cells; its parts have more", SweepError, "cells")
+    sentence = "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]"
+    require(cells and named, sentence, SweepError, "cells")
     return Spec(tuple(cells.values()), chosen)
 
 
@@ -140,8 +138,8 @@ def _cells(tables: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if "grid" in tables:
         yield from _grid(tables["grid"])
     listed = tables.get("list", [])
-    if not isinstance(listed, list) or not all(isinstance(factors, Mapping) for factors in listed):
-        raise SweepError("list must be tables of factors, [[list]]; got something else", subject="list")
+    are_tables = isinstance(listed, list) and all(isinstance(factors, Mapping) for factors in listed)
+    require(are_tables, "list must be tables of factors, [[list]]; got something else", SweepError, "list")
     yield from listed
     if "sample" in tables:
         yield from _sample(tables["sample"])
@@ -173,9 +171,9 @@ def _levels(factor: str, entry: Any) -> list[Any]:
     bounds: Any = entry.get("range") if isinstance(entry.get("range"), list) else [entry.get("range")]
     are_bounds = all(type(bound) is int for bound in bounds) and 1 <= len(bounds) <= 3 and bounds[2:] != [0]
     if set(entry) == {"range"} and are_bounds:
-        if (count := len(range(*bounds))) > MOST_CELLS:
-            sentence = f"{factor} must have at most {MOST_CELLS:,} levels; its range has {count:,}"
-            raise SweepError(sentence, subject=factor)
+        count = len(range(*bounds))
+        sentence = f"{factor} must have at most {MOST_CELLS:,} levels; its range has {count:,}"
+        require(count <= MOST_CELLS, sentence, SweepError, factor)
         return list(range(*bounds))
     raise SweepError(f"{factor} of a grid must be a value, a list, or {{range = 5}}; got {dict(entry)}", subject=factor)
 
@@ -183,11 +181,10 @@ def _levels(factor: str, entry: Any) -> list[Any]:
 def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Cells whose factors are drawn independently, `number` of them; the same seed draws the same cells."""
     count, seed = sample.get("number"), sample.get("sample_seed", 0)
+    sentence = f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {count!r}"
     if type(count) is not int or not 1 <= count <= MOST_CELLS:
-        sentence = f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {count!r}"
         raise SweepError(sentence, subject="number")
-    if type(seed) is not int:
-        raise SweepError(f"sample_seed must be a whole number; got {seed!r}", subject="sample_seed")
+    require(type(seed) is int, f"sample_seed must be a whole number; got {seed!r}", SweepError, "sample_seed")
     generator = random.Random(seed)
     factors = {name: entry for name, entry in sample.items() if name not in ("number", "sample_seed")}
     for _ in range(count):
@@ -204,13 +201,11 @@ def _draw(factor: str, entry: Any, generator: random.Random) -> Any:
         sentence = f"{factor} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(entry)}"
         raise SweepError(sentence, subject=factor)
     low, high = entry["low"], entry["high"]
-    are_numbers = all(type(bound) in (int, float) and math.isfinite(bound) for bound in (low, high))
-    if not are_numbers or not low <= high:
-        raise SweepError(f"{factor} must have numbers low <= high; got {low!r} and {high!r}", subject=factor)
+    are_numbers = all(type(bound) in (int, float) and math.isfinite(bound) for bound in (low, high)) and low <= high
+    require(are_numbers, f"{factor} must have numbers low <= high; got {low!r} and {high!r}", SweepError, factor)
     integers = type(low) is type(high) is int
     if not entry.get("log"):
         return generator.randint(low, high) if integers else generator.uniform(low, high)
-    if not low > 0:
-        raise SweepError(f"{factor} is drawn by its logarithm: low must be above 0; got {low!r}", subject=factor)
+    require(low > 0, f"{factor} is drawn by its logarithm: low must be above 0; got {low!r}", SweepError, factor)
     value = math.exp(generator.uniform(math.log(low), math.log(high)))
     return round(value) if integers else value

@@ -11,7 +11,7 @@ there were, on which was first, or on how often the run was interrupted.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, Share
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import SweepView, metrics_of, view_of
 from rankscope.engine.work import READINGS, CellOutcome, LocalProcesses, columns_of
-from rankscope.errors import SweepError
+from rankscope.errors import SweepError, require
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.files import undisturbed
@@ -59,9 +59,7 @@ class Sweep(Result):
     table: pl.DataFrame  # All rows of `measure`, a column for each factor
     cells: pl.DataFrame  # A row for each cell: `cell` (its number), factors, `done`, `reason`, `seconds`
     manifest: Manifest
-    further: Mapping[str, pl.DataFrame] = field(
-        default_factory=dict
-    )  # Of jobs that were asked for, such as `sweep_paths`
+    further: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # Of jobs, such as `sweep_paths`
     run: Path = Path()  # The folder
     notes: tuple[str, ...] = ()
 
@@ -183,14 +181,18 @@ def sweep(
     if not isinstance(spec, Spec):
         spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("gpus_per_cell", gpus_per_cell, 0)):
-        if value is not None and value < least:
-            raise SweepError(f"{name} must be {least} or more; got {value:g}", subject=name)
+        if value is not None:
+            require(value >= least, f"{name} must be {least} or more; got {value:g}", SweepError, name)
     checksums = FileChecksums(spec.cells)
     device = "cuda" if gpus_per_cell else "cpu"
-    keys = keys_of(spec, checksums, threads, device)
+    common = key_of(asked=spec.options.asked, threads=threads, device=device)
+    # Equal keys, on any machine: all that decides the numbers of a cell is equal.
+    keys = [digest({**common, "cell": cell, "content": checksums.of(cell)}, KEY_DIGITS) for cell in spec.cells]
     told = plain_value({"asked": spec.options.asked, "factors": spec.factors, "varied": spec.varied})
     manifest = begun(device).adding(command=command, **told)
-    connection, inputs_kind = _engine(on, workers, threads, gpus_per_cell, stuck_after)
+    size = workers, threads, gpus_per_cell
+    connection: Any = nullcontext(LocalProcesses(*size)) if on is None else Cluster.named(on, *size, stuck_after)
+    inputs_kind = SharedInputs if on is None else RaySharedInputs
     with connection as engine, Store(run) as store:
         if address := getattr(engine, "dashboard", None):
             say(f"Ray's dashboard: {address}")
@@ -212,12 +214,6 @@ def sweep(
                 tables = _tables(spec, keys, journal)
                 store.write(ENTRY, manifest, tables, kind=Sweep.kind)
     return replace(Sweep.made_of(tables, manifest, {}), run=Path(run))
-
-
-def keys_of(spec: Spec, checksums: FileChecksums, threads: int, device: str) -> list[str]:
-    """A key for each cell that is equal, on any machine, if everything that decides its numbers is equal."""
-    common = key_of(asked=spec.options.asked, threads=threads, device=device)
-    return [digest({**common, "cell": cell, "content": checksums.of(cell)}, KEY_DIGITS) for cell in spec.cells]
 
 
 class CellJournal:
@@ -291,12 +287,3 @@ def factors_frame(spec: Spec) -> pl.DataFrame:
             values = [None if value is None else str(value) for value in values]
         columns[name] = pl.Series(values, dtype=pl.Float64 if types <= {int, float} and float in types else None)
     return pl.DataFrame(columns)
-
-
-def _engine(
-    on: str | None, workers: int | None, threads: int, gpus: float, stuck_after: float
-) -> tuple[AbstractContextManager[Any], type[SharedInputs]]:
-    """Where cells are measured, and the class that brings shared inputs there."""
-    if on is None:
-        return nullcontext(LocalProcesses(workers, threads, gpus)), SharedInputs
-    return Cluster.named(on, workers, threads, gpus, stuck_after), RaySharedInputs

@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from rankscope.engine import factors
-from rankscope.errors import FileError, one_of
+from rankscope.errors import FileError, require_one_of
+from rankscope.figures import power
 from rankscope.runs import Manifest
 
 MOST_LEVELS, BINS = 9, 5  # a factor of more numbers than these levels has them gathered into bins of equal size
@@ -67,6 +68,10 @@ class SweepView:
     def column(self) -> str:
         """The column of `cells` and `layers` that figures draw."""
         return "log10" if self.log else "value"
+
+    def shown(self, number: float) -> str:
+        """A number of `column` as people read it."""
+        return power(float(number)) if self.log else f"{number:.4g}"
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -167,8 +172,7 @@ def view_of(
         raise FileError(f"{where} must hold a sweep; its tables lack {lacking}: run `rankscope sweep` again")
     metrics = metrics_of(manifest) or rows["metric"].unique().to_list()
     name = metrics[0] if metric is None else metric
-    if name not in metrics:
-        raise FileError(one_of(f"a metric of {where}", name, metrics), subject="metric")
+    require_one_of(f"a metric of {where}", name, metrics, FileError, "metric")
     means = (
         rows.filter(metric=name)
         .group_by("cell", "layer", maintain_order=True)

@@ -38,6 +38,8 @@ class TheoryNote(NamedTuple):
     start, where depth alone decides it."""
 
 
+HALF = "1/2", lambda depth: 0.5
+"""The last two fields of a `TheoryNote` where attention's branch is halved at the start."""
 ClaimTest = Literal["order", "slower", "deeper", "lower", "higher", "learns", "lasting", "spread_out"]
 """How a claim is tried (`rankscope_studies.remedies`): the law of collapse without skips is that of plain attention
 (`order`), falls more slowly (`slower`); tokens stay apart for more layers (`deeper`); a quantity of trained

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, require
 from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 
 BRANCHES = ("attention", "cross", "mlp")
@@ -217,11 +217,9 @@ class LayerNormScaling(NamedRemedy):
 
     def applied(self, arch: Any) -> Any:
         """Return the architecture with it, if its branches read through a norm."""
-        if arch.norm_place in ("post", "output"):
-            sentence = (
-                f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or 'sandwich'"
-            )
-            raise ArchitectureError(f"{sentence}; got {arch.norm_place!r}", subject="norm_place")
+        sentence = f"{self.name} scales the norms that branches read through: norm_place must be 'pre' or 'sandwich'"
+        reads = arch.norm_place not in ("post", "output")
+        require(reads, f"{sentence}; got {arch.norm_place!r}", ArchitectureError, "norm_place")
         return super().applied(arch)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
+from rankscope.remedies.base import HALF, Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 HeadOutputs = Float[Tensor, "batch token head head_width"]
@@ -142,8 +142,7 @@ class Differential2(NamedRemedy):
         "without skips is exponential, not doubly so. About a half at the start, it halves attention's "
         "branch.",
         "derived here",
-        "1/2",
-        lambda depth: 0.5,
+        *HALF,
     )
 
     def initial(self, arch: Any, layer: int, generator: Generator) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, require
 from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
@@ -30,9 +30,8 @@ def first_values(block: Any, rules: Any, V: Any) -> Any:
     """Return V_1, in any arithmetic; in layer 1 these are V, and are remembered."""
     if block.index == 0:
         rules.memory[FIRST] = V
-    if FIRST not in rules.memory:
-        sentence = f"values of the first layer are used after it; this pass began at layer {block.index + 1}"
-        raise ArchitectureError(f"{sentence}: begin at layer 1", subject="layers")
+    sentence = f"values of the first layer are used after it; this pass began at layer {block.index + 1}"
+    require(FIRST in rules.memory, f"{sentence}: begin at layer 1", ArchitectureError, "layers")
     return rules.memory[FIRST]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
+from rankscope.remedies.base import HALF, Claim, NamedRemedy, TheoryNote
 from rankscope.shapes import Float
 
 HeadOutputs = Float[Tensor, "batch token head head_width"]
@@ -36,8 +36,7 @@ class Gate(NamedRemedy):
         "A gate of the token's own makes equal averages differ by r: without skips the fall is "
         "exponential in place of doubly so. Half open at the start, it halves attention's branch.",
         "derived here",
-        "1/2",
-        lambda depth: 0.5,
+        *HALF,
     )
     claims = (Claim("a lower loss", "Qiu et al. 2025 (15B mixture of experts, 1.7B)", "lower", ("pre",), "loss"),)
 
@@ -73,8 +72,7 @@ class HeadGate(NamedRemedy):
         "As the gate by entry, with one factor a head: exponential in place of doubly exponential, and "
         "half the branch at the start.",
         "derived here",
-        "1/2",
-        lambda depth: 0.5,
+        *HALF,
     )
     claims = (Claim("a lower loss", "Qiu et al. 2025", "lower", ("pre",), "loss"),)
 

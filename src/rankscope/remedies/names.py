@@ -4,16 +4,16 @@ REMEDY_FILES = {
     "shaped": "shaping",
     "attnscale": "shaping",
     "centred": "shaping",
-    "sinkhorn": "sinkhorn",
-    "logn": "logn",
+    "sinkhorn": "scores",
+    "logn": "scores",
     "differential": "differential",
     "differential2": "differential",
     "rezero": "branch_weights",
     "skipinit": "branch_weights",
     "sqrtl": "branch_weights",
     "lnscale": "branch_weights",
-    "deepnorm": "deepnorm",
-    "lambda": "lambda_skip",
+    "deepnorm": "skip_weights",
+    "lambda": "skip_weights",
     "valueresidual": "first_values",
     "neutreno": "first_values",
     "featscale": "featscale",
@@ -21,4 +21,4 @@ REMEDY_FILES = {
     "gate": "gates",
     "headgate": "gates",
 }
-"""The file of every remedy, by its name. Readable without torch, for the command line."""
+"""The file of every built-in remedy, by its name. Readable without torch, for the command line."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.errors import FileError, SourceError
+from rankscope.errors import FileError, SourceError, require
 from rankscope.extras import need
 from rankscope.sources.checkpoint import Checkpoint, CheckpointLocation, clear_errors, first_line, locate, quiet
 from rankscope.sources.families import Family
@@ -45,9 +45,8 @@ def base_of(location: CheckpointLocation) -> CheckpointLocation:
     except (OSError, ValueError, AttributeError) as error:
         message = f"{path} must be a JSON file of an adapter's settings; {error}"
         raise FileError(message, subject="adapter_config.json") from error
-    if not base:
-        message = f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load it with peft"
-        raise SourceError(message, subject="base_model_name_or_path")
+    message = f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load it with peft"
+    require(base, message, SourceError, "base_model_name_or_path")
     return locate(base, location.options)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import ParityError, TokensError
+from rankscope.errors import ParityError, TokensError, require
 from rankscope.nets import Transformer
 from rankscope.shapes import Bool, Float
 from rankscope.sources.canonical import canonical
@@ -51,10 +51,10 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> BatchNetwork
     padding = _padding(arguments.get("attention_mask"), X)
     X = X.masked_fill(padding[..., None], 0.0)
     error = distance(net.run(X, padding), theirs, ~padding, family.output(core), name)
-    if not error <= TOLERANCE:
-        message = f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by"
-        advice = "position_ids, for example, must count real tokens one by one"
-        raise ParityError(f"{message} {error:.1e}: see {', '.join(arguments)} ({advice})", subject="batch")
+    message = f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by"
+    advice = "position_ids, for example, must count real tokens one by one"
+    message = f"{message} {error:.1e}: see {', '.join(arguments)} ({advice})"
+    require(error <= TOLERANCE, message, ParityError, "batch")
     return BatchNetwork(net, X, padding)
 
 
@@ -79,9 +79,8 @@ def _padding(mask: Any, X: Tensor) -> Tensor:
         message = f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {came}"
         raise TokensError(message, subject="attention_mask")
     padding = mask == 0
-    if bool(padding.all(-1).any()):
-        message = "every sample must have at least one real token; one has none: leave it out"
-        raise TokensError(message, subject="attention_mask")
+    message = "every sample must have at least one real token; one has none: leave it out"
+    require(not padding.all(-1).any(), message, TokensError, "attention_mask")
     return padding
 
 

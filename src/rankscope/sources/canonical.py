@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rankscope.errors import SourceError, TooLargeError
+from rankscope.errors import SourceError, TooLargeError, require
 from rankscope.nets import Architecture, Layer, StreamedLayers, Transformer, check_device, free_memory
 from rankscope.nets.devices import FLOAT64_BYTES, check_dtype, format_bytes
 from rankscope.nets.fields import BIASES
@@ -75,9 +75,9 @@ class StreamedNetwork:
                 first_layer = family.layer(first, arch)
             layer = {f"layers.0.{part}": tensor for part, tensor in first_layer.items()}
             tensors = [*other_tensors.values(), *tensors_of(embedding).values()]
-            if any(tensor.is_meta for tensor in tensors):
-                reason = f"layers that are read one at a time must each have their own weights; {name} shares some"
-                raise SourceError(f"{reason}: stream=False reads it whole", subject="stream")
+            reason = f"layers that are read one at a time must each have their own weights; {name} shares some"
+            own = not any(tensor.is_meta for tensor in tensors)
+            require(own, f"{reason}: stream=False reads it whole", SourceError, "stream")
             _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
         return cls(shelf, _with_biases(arch, layer), other_tensors, embedding)
 
@@ -111,9 +111,8 @@ def _copied(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
-    if blocks != arch.layers:
-        message = f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks"
-        raise SourceError(message, subject="layers")
+    message = f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks"
+    require(blocks == arch.layers, message, SourceError, "layers")
 
 
 def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
@@ -122,22 +121,21 @@ def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None
     Tensors are told apart by the memory that they occupy."""
     places = {tensor.untyped_storage().data_ptr() for tensor in used} if checkpoint.missing else ()
     parameters = dict(checkpoint.model.named_parameters()) if checkpoint.missing else {}
-    missing = [parameter for parameter in checkpoint.missing if parameter in parameters]
-    lacking = [key for key in missing if parameters[key].untyped_storage().data_ptr() in places]
+    present = [key for key in checkpoint.missing if key in parameters]
+    lacking = [key for key in present if parameters[key].untyped_storage().data_ptr() in places]
     if lacking:
         message = f"the weights of {name} must fit its config; {len(lacking)} that it asks for are missing"
         raise SourceError(f"{message}, {lacking[0]} among them", subject="weights")
     # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
-    if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
-        message = f"the weights of {name} must be finite; some are not: the checkpoint is damaged, or training diverged"
-        raise SourceError(message, subject="weights")
+    finite = all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used)
+    message = f"the weights of {name} must be finite; some are not: the checkpoint is damaged, or training diverged"
+    require(finite, message, SourceError, "weights")
 
 
 def refuse_stream(stream: bool | None, name: str, why: str) -> None:
     """Raise `SourceError` if `stream=True` was asked for and cannot be had, because `name` `why`."""
-    if stream:
-        needed = "stream=True needs a checkpoint in safetensors, its weights ordinary numbers"
-        raise SourceError(f"{needed}; {name} {why}: leave stream out", subject="stream")
+    needed = "stream=True needs a checkpoint in safetensors, its weights ordinary numbers"
+    require(not stream, f"{needed}; {name} {why}: leave stream out", SourceError, "stream")
 
 
 def on_shelf(

@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import torch
 
-from rankscope.errors import FileError, SourceError
+from rankscope.errors import FileError, SourceError, require
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
@@ -82,19 +82,16 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
         return CheckpointLocation(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
     shipped = shipped_folder(source)
     if shipped is not None:
-        if "revision" in options:
-            advice = "leave out revision, and name a snapshot as in digit-vit/checkpoint-640"
-            raise SourceError(f"{source} comes with rankscope and has no revisions: {advice}", subject="revision")
+        advice = "leave out revision, and name a snapshot as in digit-vit/checkpoint-640"
+        sentence = f"{source} comes with rankscope and has no revisions: {advice}"
+        require("revision" not in options, sentence, SourceError, "revision")
         return CheckpointLocation(str(shipped), source, options)
-    if not source:
-        raise FileError("a model is 'minilm', a directory or an id on the hub; got an empty name", subject="source")
+    require(source, "a model is 'minilm', a directory or an id on the hub; got an empty name", FileError, "source")
     expected = "a model directory must hold config.json and its weights"
-    if Path(source).is_file():
-        raise FileError(f"{expected}; {source} is a file", subject="source")
+    require(not Path(source).is_file(), f"{expected}; {source} is a file", FileError, "source")
     if Path(source).is_dir():
-        files = ("config.json", "adapter_config.json")
-        if not any((Path(source) / name).is_file() for name in files):
-            raise FileError(f"{expected}; {source} has no config.json", subject="config.json")
+        has_config = any((Path(source) / name).is_file() for name in ("config.json", "adapter_config.json"))
+        require(has_config, f"{expected}; {source} has no config.json", FileError, "config.json")
         return CheckpointLocation(source, source, options)
     if not may_be_on_hub(source, options.get("cache_dir")):
         raise SourceError(_unknown(source), subject="source")
@@ -103,8 +100,8 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
     return CheckpointLocation(source, source, {**options, "local_files_only": True}, unreached=hub_address())
 
 
-def answers(seconds: float = 3.0) -> bool:
-    """True if the hub, or the proxy on the way to it, takes a connection within `seconds`; False too if the hub's
+def answers() -> bool:
+    """True if the hub, or the proxy on the way to it, takes a connection within seconds; False too if the hub's
     client was told to stay offline. (The client itself tries a silent network for a minute and more.)"""
     from huggingface_hub import constants
 
@@ -115,10 +112,10 @@ def answers(seconds: float = 3.0) -> bool:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443), seconds)
+    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443))
 
 
-def _connects(host: str, port: int, seconds: float) -> bool:
+def _connects(host: str, port: int, seconds: float = 3.0) -> bool:
     """Connect in a thread: looking up a host name has no time limit of its own."""
     connected: list[bool] = []
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.errors import FileError, SourceError, TokensError
+from rankscope.errors import FileError, SourceError, TokensError, require
 from rankscope.nets import ACTIVATIONS, Encoded, Linear, NormWeights, affine
 from rankscope.nets.norms import normalise
 from rankscope.nets.storage import read_tensors, write_tensors
@@ -61,14 +61,14 @@ class TextEmbedding:
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0, zero at padding."""
         ids, device = inputs, self.words.device
-        if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-            message = f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
-            raise TokensError(message, subject="input_ids")
+        whole = ids.ndim == 2 and not ids.is_floating_point() and ids.dtype != torch.bool
+        message = f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
+        require(whole, message, TokensError, "input_ids")
         if padding is None:
             padding = torch.zeros_like(ids, dtype=torch.bool)
-        if padding.shape != ids.shape or padding.dtype != torch.bool:
-            expected = f"padding must be boolean with the ids' shape {tuple(ids.shape)}"
-            raise TokensError(f"{expected}; received {padding.dtype} {tuple(padding.shape)}", subject="padding")
+        expected = f"padding must be boolean with the ids' shape {tuple(ids.shape)}"
+        fits = padding.shape == ids.shape and padding.dtype == torch.bool
+        require(fits, f"{expected}; received {padding.dtype} {tuple(padding.shape)}", TokensError, "padding")
         padding = padding.to(device)
         ids = ids.to(device).masked_fill(padding, 0)
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(self.words)):
@@ -84,8 +84,7 @@ class TextEmbedding:
             X = X + self._positions(padding)
         if self.segment is not None:
             X = X + self.segment
-        if self.norm is not None:
-            X = normalise(X, "layer", self.norm, self.norm_eps)
+        X = _normed(X, self.norm, self.norm_eps)
         X = X if self.after is None else affine(X, self.after)
         return Encoded(X.masked_fill(padding[..., None], 0.0), padding)
 
@@ -127,21 +126,18 @@ class ImageEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; images have no padding."""
-        _check_whole("images", inputs, padding, self.shape)
+        _check_shape("images", inputs, padding, self.shape)
         images, sides = inputs.to(self.kernel), self.kernel.shape[2:]
         if self.patch_norm is None:
             X = F.conv2d(images, self.kernel, self.bias, stride=sides).flatten(2).mT  # [batch, patch, width]
         else:
-            pixels = F.unfold(images, sides, stride=sides).mT
-            pixels = normalise(pixels, "layer", self.patch_norm, CONVOLUTION_EPS)
+            pixels = _normed(F.unfold(images, sides, stride=sides).mT, self.patch_norm, CONVOLUTION_EPS)
             X = affine(pixels, Linear(self.kernel.flatten(1).T, self.bias))
-        X = X if self.mapped_norm is None else normalise(X, "layer", self.mapped_norm, CONVOLUTION_EPS)
+        X = _normed(X, self.mapped_norm, CONVOLUTION_EPS)
         if self.first is not None:
             X = torch.cat([self.first.reshape(-1, X.shape[2]).expand(len(X), -1, -1), X], 1)
         X = X if self.positions is None else X + self.positions
-        if self.norm is not None:
-            X = normalise(X, "layer", self.norm, self.norm_eps)
-        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+        return _without_padding(_normed(X, self.norm, self.norm_eps))
 
 
 @dataclass(frozen=True)
@@ -177,9 +173,9 @@ class SoundEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; silence is sound, and there is no padding."""
-        _check_whole("sound", inputs, padding, self.shape)
+        _check_shape("sound", inputs, padding, self.shape)
         X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
-        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+        return _without_padding(X)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -204,10 +200,9 @@ class SpectrumEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; silence is sound, and there is no padding."""
-        _check_whole("sound", inputs, padding, self.shape)
+        _check_shape("sound", inputs, padding, self.shape)
         X = F.conv2d(inputs.to(self.kernel).mT[:, None], self.kernel, self.bias, self.stride).flatten(2).mT
-        X = torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions
-        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+        return _without_padding(torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,10 +230,8 @@ class WaveEmbedding:
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; silence is sound, and there is no padding."""
-        if inputs.ndim != 2 or not inputs.is_floating_point() or inputs.shape[1] < self._samples(1):
-            expected = f"sound must be a floating tensor [batch, sample] of {self._samples(1)} samples or more"
-            raise TokensError(f"{expected}; received {inputs.dtype} {tuple(inputs.shape)}", subject="sound")
-        _refuse_padding("sound", padding)
+        fits = inputs.ndim == 2 and inputs.is_floating_point() and inputs.shape[1] >= self._samples(1)
+        _check_whole("sound", f"[batch, sample] of {self._samples(1)} samples or more", inputs, padding, fits)
         act, x = ACTIVATIONS[self.activation], inputs.to(self.into.weight)[:, None]
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = convolution(x)
@@ -247,12 +240,9 @@ class WaveEmbedding:
             elif norm is not None:
                 x = F.layer_norm(x.mT, x.shape[1:2], norm.gain, norm.bias, CONVOLUTION_EPS).mT
             x = act(x)
-        X = x.mT
-        X = X if self.into_norm is None else normalise(X, "layer", self.into_norm, self.norm_eps)
-        X = affine(X, self.into)
+        X = affine(_normed(x.mT, self.into_norm, self.norm_eps), self.into)
         X = X + act(self.position_convolution(X.mT)[..., : X.shape[1]]).mT  # of an even span there is one too many
-        X = X if self.norm is None else normalise(X, "layer", self.norm, self.norm_eps)
-        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+        return _without_padding(_normed(X, self.norm, self.norm_eps))
 
     def _samples(self, tokens: int) -> int:
         """The fewest samples of so many tokens."""
@@ -261,32 +251,32 @@ class WaveEmbedding:
         return tokens
 
 
-def _check_whole(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Refuse images or sound of another shape or dtype, and padding, which they do not have."""
-    if tuple(inputs.shape[1:]) != shape or not inputs.is_floating_point():
-        expected = f"{kind} must be a floating tensor [batch, {', '.join(map(str, shape))}], as a processor makes it"
-        raise TokensError(f"{expected}; received {inputs.dtype} {tuple(inputs.shape)}", subject=kind)
-    _refuse_padding(kind, padding)
+def _check_shape(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Refuse images or sound of another shape than that of one sample, and what `_check_whole` does."""
+    fits = tuple(inputs.shape[1:]) == shape and inputs.is_floating_point()
+    _check_whole(kind, f"[batch, {', '.join(map(str, shape))}], as a processor makes it", inputs, padding, fits)
 
 
-def _refuse_padding(kind: str, padding: Tensor | None) -> None:
-    if padding is not None:
-        raise TokensError(f"{kind} can have no padding; received some: leave it out", subject="padding")
+def _check_whole(kind: str, expected: str, inputs: Tensor, padding: Tensor | None, fits: bool) -> None:
+    """Refuse images or sound unless they fit, and padding, which they do not have."""
+    message = f"{kind} must be a floating tensor {expected}; received {inputs.dtype} {tuple(inputs.shape)}"
+    require(fits, message, TokensError, kind)
+    require(padding is None, f"{kind} can have no padding; received some: leave it out", TokensError, "padding")
+
+
+def _normed(X: Tensor, norm: NormWeights | None, eps: float) -> Tensor:
+    return X if norm is None else normalise(X, "layer", norm, eps)
+
+
+def _without_padding(X: Tensor) -> Encoded:
+    return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
 
 
 TENSORS = "embedding.safetensors"
+PARTS = (Convolution, NormWeights, Linear)
 KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (
-        TextEmbedding,
-        ImageEmbedding,
-        SoundEmbedding,
-        SpectrumEmbedding,
-        WaveEmbedding,
-        Convolution,
-        NormWeights,
-        Linear,
-    )
+    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, SpectrumEmbedding, WaveEmbedding, *PARTS)
 }
 
 
@@ -326,9 +316,8 @@ def _described(value: Any, path: str) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     kind = type(value).__name__
-    if KINDS.get(kind) is not type(value):
-        message = f"an embedding of one's own, {kind}, cannot be saved: leave out origin"
-        raise SourceError(message, subject="embedding")
+    message = f"an embedding of one's own, {kind}, cannot be saved: leave out origin"
+    require(KINDS.get(kind) is type(value), message, SourceError, "embedding")
     fields = [field.name for field in dataclasses.fields(value)]
     inside = {name: _described(getattr(value, name), f"{path}.{name}" if path else name) for name in fields}
     return {"kind": kind, "fields": inside}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import SourceError, TokensError
+from rankscope.errors import SourceError, TokensError, require
 from rankscope.nets import Encoded, Transformer, padding_from
 from rankscope.sources.load import load
 
@@ -50,10 +50,9 @@ def inputs_of(
     net = network_of(caller, model)
     texts = isinstance(X, str) or (isinstance(X, list | tuple) and X and all(isinstance(x, str) for x in X))
     if texts or isinstance(X, Encoded):
-        if padding is not None or attention_mask is not None:
-            kind = "texts" if texts else "what encode gave"
-            message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out"
-            raise TokensError(message, subject="padding")
+        kind = "texts" if texts else "what encode gave"
+        message = f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out"
+        require(padding is None and attention_mask is None, message, TokensError, "padding")
         return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(cast(str | Sequence[str], X))))
     if isinstance(X, Mapping) and "input_ids" in X:  # as a tokenizer gives them
         if padding is None and attention_mask is None and "attention_mask" in X:
@@ -83,8 +82,7 @@ def _tensor(caller: str, X: object) -> Tensor:
         expected = f"{caller} takes texts, token ids [batch, token] or tokens [batch, token, width]"
         advice = "pad ids of several lengths, as tokenizer(texts, padding=True, return_tensors='pt') does"
         raise TokensError(f"{expected}; received a {type(X).__name__}: {advice}", subject="X") from error
-    if numbers.is_meta:
-        raise TokensError(f"{caller} takes tokens in memory; these are on the meta device", subject="X")
+    require(not numbers.is_meta, f"{caller} takes tokens in memory; these are on the meta device", TokensError, "X")
     made: Tensor = _differentiable(numbers)
     return made
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from rankscope.errors import FileError, RankscopeError, SourceError
+from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Origin, Transformer, usual_modes
@@ -87,9 +87,8 @@ def load(
     >>> net.arch.layers, net.encode(["Call me Ishmael."]).X.shape
     (6, torch.Size([1, 8, 384]))
     """
-    if tokenizer is not None and not callable(tokenizer):
-        message = f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}"
-        raise SourceError(message, subject="tokenizer")
+    message = f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}"
+    require(tokenizer is None or callable(tokenizer), message, SourceError, "tokenizer")
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
@@ -138,8 +137,7 @@ def load(
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
     weights = "given" if isinstance(source, nn.Module) else "trained"
-    notes = [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]
-    if notes:
+    if notes := [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]:
         details["notes"] = notes
     origin = CheckpointOrigin(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
     return replace(net, origin=origin)
@@ -168,9 +166,8 @@ def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
     """Read a saved network, bit for bit; `tokenizer` replaces the one that was saved with it."""
     arch, tensors, description = read(folder)
     net = Transformer.from_weights(arch, tensors)
-    if net.fingerprint != description.get("fingerprint"):
-        message = f"the files of {folder} must belong together; they are of different networks: save it again"
-        raise FileError(message, subject="files")
+    message = f"the files of {folder} must belong together; they are of different networks: save it again"
+    require(net.fingerprint == description.get("fingerprint"), message, FileError, "files")
     try:
         origin = _origin(Path(folder), description.get("origin"))
     except (KeyError, TypeError) as error:
@@ -290,8 +287,7 @@ def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[Famil
 
 
 def _labels(family: Family) -> list[str]:
-    """The labels of a family's configs; one empty label where transformers does not make them, which
-    `random_model` then meets again."""
+    """The labels of a family's configs; an empty one where transformers makes none (`random_model` says why)."""
     try:
         return list(family.tiny_configs())
     except Exception:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import RankscopeError, TokensError
+from rankscope.errors import RankscopeError, TokensError, require
 from rankscope.nets import Encoded, Inputs, Transformer
 from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbedding, WaveEmbedding, write_embedding
 from rankscope.sources.parity import Parity
@@ -64,8 +64,7 @@ class CheckpointOrigin:
             message = f"{self.name} {what}: encode takes a floating tensor [{expected_shape}]; got text"
             raise TokensError(message, subject="texts")
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
-        if not any(lists):
-            raise TokensError(f"at least one text must hold a token; none of {len(lists)} does", subject="texts")
+        require(any(lists), f"at least one text must hold a token; none of {len(lists)} does", TokensError, "texts")
         longest = max(map(len, lists))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in lists])
         lengths = torch.tensor([len(row) for row in lists])
@@ -76,9 +75,9 @@ class CheckpointOrigin:
         if not texts:
             return []
         token_ids = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
-        if any(len(ids) > length for ids in token_ids):  # tokenizers then cut nothing at all
-            message = f"tokens must leave room for the special tokens of {self.name}'s tokenizer; got {length}"
-            raise TokensError(message, subject="tokens")
+        cut = all(len(ids) <= length for ids in token_ids)  # without room, tokenizers cut nothing at all
+        message = f"tokens must leave room for the special tokens of {self.name}'s tokenizer; got {length}"
+        require(cut, message, TokensError, "tokens")
         return token_ids
 
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rankscope.errors import ParityError
+from rankscope.errors import ParityError, require
 from rankscope.nets import ForwardPass, Transformer, masks
 from rankscope.nets.positions import rotary_tables
 from rankscope.sources.checkpoint import first_line, quiet
@@ -207,10 +207,9 @@ def is_transformers_own(function: Any) -> bool:
 
 def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
-    if len(original_run.states) != len(network_run.states):
-        layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
-        message = f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
-        raise ParityError(message, subject="blocks")
+    layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
+    message = f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
+    require(runs == layers, message, ParityError, "blocks")
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []
     return max(relative(a, b, real) for a, b in pairs)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.errors import FileError, RankscopeError, SourceError
+from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.checkpoint import EAGER, CheckpointLocation, clear_errors, locate, quiet
@@ -148,7 +148,6 @@ def write_shortened(
     net: Transformer,
     layers: Collection[int],
     folder: str | Path,
-    tokenizer: Any = None,
     location: CheckpointLocation | None = None,
 ) -> Any:
     """Write a model without some of its layers into a folder that transformers and `load` read; return it as
@@ -159,7 +158,6 @@ def write_shortened(
         net: The network of the whole model, as `load` gave it.
         layers: The layers to take out, numbered from 1.
         folder: A folder that is new or empty.
-        tokenizer: The tokenizer to write; that of the network's origin, if left out and there is one.
         location: Where the whole model lies: what its folder says of its use (pooling, normalisation and prompts of
             sentence-transformers; how images become its input) is copied.
 
@@ -169,13 +167,13 @@ def write_shortened(
     """
     target, family = Path(folder), getattr(net.origin, "family", None)
     writable_folder(target)
-    if any(target.iterdir()):
-        raise FileError(f"{target} must be a new or empty folder; it holds files already", subject=str(target))
+    empty = not any(target.iterdir())
+    require(empty, f"{target} must be a new or empty folder; it holds files already", FileError, str(target))
     short, cut = _shortened(model, layers, family), net.without(layers=layers)
     with tempfile.TemporaryDirectory(dir=target, prefix=".writing-") as temporary, quiet():
         short.save_pretrained(temporary)
-        with suppress(AttributeError, RankscopeError):  # none came along
-            (tokenizer or net.origin.tokenizer).save_pretrained(temporary)  # type: ignore[union-attr]
+        with suppress(AttributeError, RankscopeError):  # no tokenizer came along
+            net.origin.tokenizer.save_pretrained(temporary)  # type: ignore[union-attr]
         if location is not None:
             with clear_errors(location):
                 _copy_beside(location, Path(temporary))

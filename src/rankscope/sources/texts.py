@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from rankscope.errors import FileError, RankscopeError, one_of
+from rankscope.errors import FileError, RankscopeError, require, require_one_of
 from rankscope.files import must_be_text
 
 SPLITS = ("auto", "paragraph", "line", "jsonl")
@@ -28,10 +28,8 @@ class Excerpts(Iterator[str]):
     """The excerpts of a corpus, one after another, and how far the reading has come."""
 
     def __init__(self, path: str | Path, split: str, field: str, longest: int) -> None:
-        if split not in SPLITS:
-            raise FileError(one_of("split", split, SPLITS), subject="split")
-        if longest < 1:
-            raise FileError(f"longest must be at least 1 character; got {longest}", subject="longest")
+        require_one_of("split", split, SPLITS, FileError)
+        require(longest >= 1, f"longest must be at least 1 character; got {longest}", FileError, "longest")
         self.path, self.split, self.field, self.longest = str(path), split, field, longest
         self.bytes_read = 0
         self.bytes_total = _size(self.path)
@@ -48,17 +46,16 @@ class Excerpts(Iterator[str]):
 
     def _excerpts(self) -> Iterator[str]:
         any_text = False
-        if self.path == "-" and sys.stdin is None:
-            raise FileError("stdin must be open where --text is -; it is closed: name a file", subject="stdin")
+        is_open = self.path != "-" or sys.stdin is not None
+        require(is_open, "stdin must be open where --text is -; it is closed: name a file", FileError, "stdin")
         for name in self._names():
             stdin = nullcontext(sys.stdin.buffer) if name == "-" else None
             with _readable(name, "file"), stdin or Path(name).open("rb") as file:
                 for text in self._of_file(file, name):
                     any_text = True
                     yield text
-        if not any_text:
-            message = f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it"
-            raise FileError(message, subject="text")
+        message = f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it"
+        require(any_text, message, FileError, "text")
 
     def _names(self) -> Iterator[str]:
         return iter([self.path]) if self.path == "-" else map(str, _files(Path(self.path)))
@@ -112,17 +109,17 @@ class Excerpts(Iterator[str]):
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise FileError(f"{expected} not ({reason})", subject="JSON line") from error
-        if not isinstance(record, dict):
-            raise FileError(f"{expected} {_kind(record)}", subject="JSON line")
+        require(isinstance(record, dict), f"{expected} {_kind(record)}", FileError, "JSON line")
         if self.field not in record:
             fields = ", ".join(map(repr, list(record)[:12])) or "none"
             message = f"{where}: the JSON object must have the field {self.field!r}; it has {fields}: name another"
             raise FileError(f"{message} with --field", subject="field")
-        if not isinstance(record[self.field], str):
-            message = f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
-            raise FileError(message, subject="field")
+        text = record[self.field]
+        message = f"{where}: the field {self.field!r} must hold text; it holds {_kind(text)}"
+        require(isinstance(text, str), message, FileError, "field")
         buffer = _ExcerptBuffer(self.longest)
-        buffer.add(_encodable(record[self.field]))
+        # JSON can spell half a character (a lone surrogate), which no tokenizer takes.
+        buffer.add(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         yield from self._done(buffer)
 
     def _pieces(self, file: BinaryIO, name: str) -> Iterator[tuple[int, str, bool]]:
@@ -134,9 +131,8 @@ class Excerpts(Iterator[str]):
             self.bytes_read += len(data)
             ends = data.endswith(b"\n")
             expected = f"{name}, line {line}: text must be UTF-8"
-            if b"\0" in data:
-                reason = "this holds zero bytes, as binary files and UTF-16 do"
-                raise FileError(f"{expected}; {reason}: save it as UTF-8", subject="encoding")
+            reason = "this holds zero bytes, as binary files and UTF-16 do"
+            require(b"\0" not in data, f"{expected}; {reason}: save it as UTF-8", FileError, "encoding")
             try:
                 text = decoder.decode(data, ends or not data)
             except UnicodeDecodeError as error:
@@ -208,9 +204,7 @@ def _size(path: str) -> int | None:
         if not Path(path).is_dir():
             return Path(path).stat().st_size if Path(path).is_file() else None
         sizes = [file.stat().st_size for file in _files(Path(path))]
-    if not sizes:
-        message = f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none"
-        raise FileError(message, subject="path")
+    require(sizes, f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none", FileError, "path")
     return sum(sizes)
 
 
@@ -229,8 +223,3 @@ def _readable(path: str | Path, what: str) -> Iterator[None]:
 def _kind(value: object) -> str:
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
-
-
-def _encodable(text: str) -> str:
-    """JSON can spell half a character (a lone surrogate), which no tokenizer takes."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

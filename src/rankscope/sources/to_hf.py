@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.embedding import Embedding, tensors_of
 from rankscope.sources.families import FAMILIES, Family
@@ -33,13 +33,11 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
     """A model of transformers, without a head for a task, that computes what the network does.
 
     Parts that the network does not have (a pooler) are drawn from seed 0."""
-    if family_name not in FAMILIES:
-        message = f"a family of one's own, {family_name!r}, has no model of transformers to write: {SAVE}"
-        raise SourceError(message, subject="family")
+    message = f"a family of one's own, {family_name!r}, has no model of transformers to write: {SAVE}"
+    require(family_name in FAMILIES, message, SourceError, "family")
     family, wide = FAMILIES[family_name], net.to(torch.float64, "cpu")
-    if family.side:
-        message = f"an encoder-decoder is not written from one of its sides; got its {family.side}: {SAVE}"
-        raise SourceError(message, subject="family")
+    message = f"an encoder-decoder is not written from one of its sides; got its {family.side}: {SAVE}"
+    require(not family.side, message, SourceError, "family")
     config = _fitting(config, family, wide.arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -53,8 +51,9 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
 
 def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     """The config, for as many layers; refused where the family has none for this architecture."""
-    if config is None:
-        raise SourceError("the config of the model to write is not known: net.to_hf(config)", subject="config")
+    require(
+        config is not None, "the config of the model to write is not known: net.to_hf(config)", SourceError, "config"
+    )
     config = copy.deepcopy(config)
     if getattr(config, "model_type", None) not in family.types:
         kind = getattr(config, "model_type", type(config).__name__)
@@ -118,9 +117,9 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
                 parameter.copy_(torch.where(below == 0, kept, above / below.masked_fill(below == 0, 1.0)))
         for name, part in family.tensors(core, arch).items():
             size = float(state[name].abs().max()) if state[name].numel() else 0.0
-            if not float((part - state[name]).abs().amax() if part.numel() else 0.0) <= WITHIN * size:
-                reason = f"{family.name} must be able to express the network; {name} does not come back"
-                raise SourceError(f"{reason}: {SAVE}", subject="weights")
+            back = float((part - state[name]).abs().amax() if part.numel() else 0.0) <= WITHIN * size
+            reason = f"{family.name} must be able to express the network; {name} does not come back"
+            require(back, f"{reason}: {SAVE}", SourceError, "weights")
 
 
 @torch.no_grad()
@@ -135,6 +134,5 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     for name, part in theirs.items():
         part.copy_(mine[name])
     for name, part in tensors_of(family.embedding(core)).items():
-        if not torch.equal(part, mine[name].to(part)):
-            reason = f"{family.name} must be able to express the embedding; {name} does not come back"
-            raise SourceError(f"{reason}: {SAVE}", subject="embedding")
+        reason = f"{family.name} must be able to express the embedding; {name} does not come back"
+        require(torch.equal(part, mine[name].to(part)), f"{reason}: {SAVE}", SourceError, "embedding")

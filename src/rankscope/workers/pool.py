@@ -6,8 +6,9 @@ In order: workers are started when there is a piece for them; each reads `work` 
 dies (killed for its memory, say) takes only its own piece with it: another worker starts, and the piece is
 tried once more. The caller's process does no work itself, so that nothing a piece does can end it.
 
-Workers are started by `subprocess`: a fork cannot use CUDA, and `multiprocessing` would run the caller's
-script again in each.
+Workers are started by `subprocess`: a fork cannot use CUDA, `multiprocessing` would run the caller's script again in
+each, and the pools of `concurrent.futures` and loky break as a whole where one worker dies. All processes of a sweep
+have the same number of threads (`threads_set`): then sums are the same on any machine.
 """
 
 import os
@@ -15,17 +16,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
-
-from rankscope.workers.threads import environment, threads_set
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 TRIES = 2  # workers that a piece may take with it
 PATIENCE = 5.0  # seconds for a worker whose pipe is closed to end and give its exit code
+LIMITS = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "POLARS_MAX_THREADS"]
+"""Environment variables in which libraries look up how many threads they may start."""
 _index = 0
 
 
@@ -74,19 +75,11 @@ def run_pieces(
     if workers:
         yield from _Team(work, queue, workers, threads).results()
         return
-    while (unit := queue.take()) is not None:
+    while (taken := queue.take()) is not None:
         with threads_set(threads):
-            result = PieceResult(unit.piece, *_attempt(work, unit.piece))
+            result = PieceResult(taken[0], *_attempt(work, taken[0]))
         queue.note(result)
         yield result
-
-
-@dataclass(eq=False)
-class _Unit(Generic[Piece]):
-    """A piece and how many workers have died of it."""
-
-    piece: Piece
-    deaths: int = 0
 
 
 class _Queue(Generic[Piece]):
@@ -96,22 +89,22 @@ class _Queue(Generic[Piece]):
         self.cost, self.deadline = cost, deadline
         self.coming = iter(pieces) if cost is None else iter(())
         self.sorted = [] if cost is None else sorted(pieces, key=cost, reverse=True)
-        self.again: list[_Unit[Piece]] = []
-        """Pieces whose worker died."""
+        self.again: list[tuple[Piece, int]] = []
+        """Pieces whose worker died, and how often."""
         self.slowest = 0.0
         """The most seconds that a piece of cost 1 has taken."""
 
-    def take(self) -> _Unit[Piece] | None:
-        """The next piece that can be done in time, as far as can be told."""
+    def take(self) -> tuple[Piece, int] | None:
+        """The next piece that can be done in time, as far as can be told, and how many workers have died of it."""
         if self.again:
             return self.again.pop()
         if self.cost is not None:
             for k, piece in enumerate(self.sorted):
                 if time.time() + self.slowest * self.cost(piece) < self.deadline:
-                    return _Unit(self.sorted.pop(k))
+                    return self.sorted.pop(k), 0
         elif time.time() < self.deadline:
             for piece in self.coming:
-                return _Unit(piece)
+                return piece, 0
         return None
 
     def note(self, result: PieceResult[Piece, Any]) -> None:
@@ -128,7 +121,7 @@ class _Team(Generic[Piece, Result]):
     queue: _Queue[Piece]
     workers: int
     threads: int
-    busy: dict[Connection, _Unit[Piece]] = field(default_factory=dict)
+    busy: dict[Connection, tuple[Piece, int]] = field(default_factory=dict)
     idle: list[Connection] = field(default_factory=list)
     processes: dict[Connection, tuple[int, subprocess.Popen[bytes]]] = field(default_factory=dict)
     """The index of each worker and its process."""
@@ -137,43 +130,41 @@ class _Team(Generic[Piece, Result]):
         """Hand out pieces and collect results until nothing is left."""
         try:
             while True:
-                while len(self.busy) < self.workers and (unit := self.queue.take()) is not None:
-                    self._hand_out(unit)
+                while len(self.busy) < self.workers and (taken := self.queue.take()) is not None:
+                    pipe = self._hand_out(taken[0])
+                    self.busy[pipe] = taken
                 if not self.busy:
                     return
                 ready: Any = wait(list(self.busy))
                 for pipe in ready:
-                    if (result := self._collect(pipe, self.busy.pop(pipe))) is not None:
+                    if (result := self._collect(pipe, *self.busy.pop(pipe))) is not None:
                         self.queue.note(result)
                         yield result
         finally:
             for pipe in list(self.processes):
                 self._end(pipe)
 
-    def _hand_out(self, unit: _Unit[Piece]) -> None:
+    def _hand_out(self, piece: Piece) -> Connection:
+        """Send a piece to an idle worker, or to a new one; the pipe to it."""
         while self.idle:
             pipe = self.idle.pop()
             try:
-                pipe.send(unit.piece)
+                pipe.send(piece)
+                return pipe
             except OSError:  # it died while it had nothing to do
                 self._end(pipe)
-            else:
-                self.busy[pipe] = unit
-                return
         pipe = self._start()
         with suppress(OSError):  # dead already: `wait` finds its pipe closed
             pipe.send(self.work)
-            pipe.send(unit.piece)
-        self.busy[pipe] = unit
+            pipe.send(piece)
+        return pipe
 
     def _start(self) -> Connection:
         taken = {index for index, _ in self.processes.values()}
         index = next(free for free in range(self.workers + 1) if free not in taken)
         mine, theirs = Pipe()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rankscope.workers.pool import serve; "
-            f"serve({theirs.fileno()}, {index})"
-        )
+        code = f"import sys; sys.path[:] = {sys.path!r}; from rankscope.workers.pool import serve; "
+        code += f"serve({theirs.fileno()}, {index})"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             env=os.environ | environment(self.threads),
@@ -186,18 +177,17 @@ class _Team(Generic[Piece, Result]):
         self.processes[mine] = index, process
         return mine
 
-    def _collect(self, pipe: Connection, unit: _Unit[Piece]) -> PieceResult[Piece, Result] | None:
+    def _collect(self, pipe: Connection, piece: Piece, deaths: int) -> PieceResult[Piece, Result] | None:
         """The result of a piece; None where its worker died and the piece is to be tried again."""
         try:
-            result = PieceResult[Piece, Result](unit.piece, *pipe.recv())
+            result = PieceResult[Piece, Result](piece, *pipe.recv())
         except (EOFError, OSError):
             code = self._end(pipe, PATIENCE)
-            unit.deaths += 1
-            if unit.deaths < TRIES:
-                self.queue.again.append(unit)
+            if deaths + 1 < TRIES:
+                self.queue.again.append((piece, deaths + 1))
                 return None
             error = f"its worker died twice (exit code {code}; -9: killed, mostly for want of memory)"
-            return PieceResult(unit.piece, None, 0.0, error)
+            return PieceResult(piece, None, 0.0, error)
         self.idle.append(pipe)
         return result
 
@@ -230,3 +220,26 @@ def _attempt(work: Callable[[Piece], Result], piece: Piece) -> tuple[Result | No
     except Exception as error:  # whatever it is, the other pieces go on
         return None, time.perf_counter() - start, f"{type(error).__name__}: {error}"
     return value, time.perf_counter() - start, None
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Environment variables for a new process of so many threads."""
+    return dict.fromkeys(LIMITS, str(threads))
+
+
+@contextmanager
+def threads_set(threads: int) -> Iterator[None]:
+    """Give torch so many threads inside the block: then sums are added up in one order on any machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

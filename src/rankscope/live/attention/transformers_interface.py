@@ -23,7 +23,7 @@ from rankscope.live.attention.kernels import only_seen
 from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import Replacements, is_traced, without_dropout
-from rankscope.sources.parity import is_transformers_own, lifted
+from rankscope.sources import is_transformers_own, lifted
 
 _reports = Replacements()  # heard, for each watch, by a function to call with the attention of each module
 

@@ -1,5 +1,5 @@
-"""The families of models that `load` maps onto the canonical network (a file each), which of them
-maps a model type, and what is said of one that none does."""
+"""The families of models that `load` maps onto the canonical network (a file for each lineage), which
+of them maps a model type, and what is said of one that none does."""
 
 import re
 from collections.abc import Callable
@@ -11,68 +11,37 @@ from torch import nn
 
 from rankscope.errors import SourceError, one_of
 from rankscope.plugins import Group
-from rankscope.sources.families.albert import Albert
-from rankscope.sources.families.bart import (
-    M2M100,
-    Bart,
-    BartDecoder,
-    M2M100Decoder,
-    Marian,
-    MarianDecoder,
-    MBart,
-    MBartDecoder,
-    Pegasus,
-    PegasusDecoder,
-)
-from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.bloom import Bloom
-from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
-from rankscope.sources.families.deberta import Deberta
-from rankscope.sources.families.deberta_v2 import DebertaV2
-from rankscope.sources.families.deepseek import DeepSeek
-from rankscope.sources.families.dinov2 import DinoV2, DinoV2Registers
-from rankscope.sources.families.dinov3 import DinoV3
-from rankscope.sources.families.distilbert import DistilBert
-from rankscope.sources.families.electra import Electra
-from rankscope.sources.families.esm import Esm
-from rankscope.sources.families.falcon import Falcon
-from rankscope.sources.families.family import Family, Tensors, config_of, dense, heads_in, heads_out, norm
-from rankscope.sources.families.gemma import Gemma, Gemma2, Gemma3
-from rankscope.sources.families.gpt2 import GPT2
-from rankscope.sources.families.gpt_neo import GPTNeo
-from rankscope.sources.families.gpt_neox import GPTNeoX
-from rankscope.sources.families.gpt_oss import GptOss
-from rankscope.sources.families.gptj import GPTJ
-from rankscope.sources.families.llama import Llama, Qwen2VL, SmolLM3
-from rankscope.sources.families.mixtral import Mixtral
-from rankscope.sources.families.modernbert import ModernBert
-from rankscope.sources.families.mpnet import MPNet
-from rankscope.sources.families.nomic_bert import NomicBert
-from rankscope.sources.families.olmo2 import OLMo2
-from rankscope.sources.families.opt import OPT
-from rankscope.sources.families.phi import Phi
-from rankscope.sources.families.phi3 import Phi3
-from rankscope.sources.families.plain_vit import TimmViT, ViTPytorch
-from rankscope.sources.families.qwen3_next import Qwen3Next
-from rankscope.sources.families.roberta import Roberta
-from rankscope.sources.families.t5 import MT5, T5, MT5Decoder, T5Decoder
-from rankscope.sources.families.vit import AST, DeiT, ViT
-from rankscope.sources.families.wav2vec2 import Wav2Vec2
-from rankscope.sources.families.whisper import Whisper, WhisperDecoder
-from rankscope.sources.families.xlnet import XLNet
+from rankscope.sources.families import (
+    bart,
+    bert,
+    deberta,
+    deepseek,
+    gpt,
+    llama,
+    mixtral,
+    plain_vit,
+    t5,
+    vit,
+    wav2vec2,
+    xlnet,
+)  # fmt: skip
+from rankscope.sources.families.family import Family, config_of
+from rankscope.sources.families.parts import Tensors, dense, heads_in, heads_out, norm
 
 SHIPPED = (
-    Bert(), Roberta(), DistilBert(), Albert(), XLNet(), GPT2(), OPT(), GPTNeoX(), Llama(), Mixtral(),
-    Qwen3Next(), DeepSeek(), Phi3(), Gemma2(), Gemma3(), T5(), T5Decoder(), Bart(), BartDecoder(),
-    Whisper(), WhisperDecoder(), ViT(), DinoV2(), ModernBert(), ClipText(), ClipVision(), SiglipText(),
-    SiglipVision(), Electra(), MPNet(), Esm(), DebertaV2(), Phi(), Gemma(), OLMo2(), Qwen2VL(), GptOss(),
-    MT5(), MT5Decoder(), Marian(), MarianDecoder(), Wav2Vec2(), DinoV3(), NomicBert(), Deberta(), SmolLM3(),
-    Bloom(), M2M100(), M2M100Decoder(), MBart(), MBartDecoder(), Pegasus(), PegasusDecoder(), DeiT(),
-    DinoV2Registers(), GPTNeo(), GPTJ(), Falcon(), AST(),
+    bert.Bert(), bert.Roberta(), bert.DistilBert(), bert.Albert(), xlnet.XLNet(), gpt.GPT2(), bart.OPT(), gpt.GPTNeoX(),
+    llama.Llama(), mixtral.Mixtral(), mixtral.Qwen3Next(), deepseek.DeepSeek(), llama.Phi3(), llama.Gemma2(),
+    llama.Gemma3(), t5.T5(), t5.T5Decoder(), bart.Bart(), bart.BartDecoder(), bart.Whisper(), bart.WhisperDecoder(),
+    vit.ViT(), vit.DinoV2(), bert.ModernBert(), vit.ClipText(), vit.ClipVision(), vit.SiglipText(), vit.SiglipVision(),
+    bert.Electra(), bert.MPNet(), bert.Esm(), deberta.DebertaV2(), gpt.Phi(), llama.Gemma(), llama.OLMo2(),
+    llama.Qwen2VL(), mixtral.GptOss(), t5.MT5(), t5.MT5Decoder(), bart.Marian(), bart.MarianDecoder(),
+    wav2vec2.Wav2Vec2(), vit.DinoV3(), bert.NomicBert(), deberta.Deberta(), llama.SmolLM3(), gpt.Bloom(), bart.M2M100(),
+    bart.M2M100Decoder(), bart.MBart(), bart.MBartDecoder(), bart.Pegasus(), bart.PegasusDecoder(), vit.DeiT(),
+    vit.DinoV2Registers(), gpt.GPTNeo(), gpt.GPTJ(), gpt.Falcon(), vit.AST(),
 )  # fmt: skip
 FAMILIES: Group[Family] = Group("families", "a Family", lambda each: isinstance(each, Family))
 """Every family by name; of two that map one type of model, the first."""
-MODULES: dict[str, Family] = {family.name: family for family in (ViTPytorch(), TimmViT())}
+MODULES: dict[str, Family] = {family.name: family for family in (plain_vit.ViTPytorch(), plain_vit.TimmViT())}
 """Families of plain modules, without a config."""
 
 __all__ = [

@@ -1,15 +1,11 @@
-"""BART and its kin: an encoder, and a decoder that attends to its output."""
+"""BART and its kin, Whisper and OPT among them: an encoder, and a decoder that attends to its output."""
 
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import Embedding
-from rankscope.sources.families.family import Family, architecture_from, layout, projections
-
-CROSS = {
-    **projections("encoder_attn", "q_proj k_proj v_proj out_proj", "cross"),
-    "cross_norm": "encoder_attn_layer_norm",
-}
+from rankscope.sources.embedding import Embedding, SoundEmbedding
+from rankscope.sources.families.family import PRE, Family, after_padding
+from rankscope.sources.families.parts import convolution, layout, linear_weights, projections
 
 
 class Bart(Family):
@@ -23,22 +19,15 @@ class Bart(Family):
         "self_attn", "q_proj k_proj v_proj out_proj", norms="self_attn_layer_norm final_layer_norm", mlp="fc1 fc2"
     )
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding"}
+    fixed: ClassVar = {"norm_eps": 1e-5}  # of torch's LayerNorm
+    reads: ClassVar = {"width": "d_model", "activation": "activation_function"}
 
     def architecture(self, config: Any) -> Architecture:
-        """Post-norm, with the eps of torch's LayerNorm."""
-        return architecture_from(config, **self.sizes(config), norm_eps=1e-5)
-
-    def sizes(self, config: Any) -> dict[str, Any]:
-        """What configs say of each side by itself."""
+        """What configs say of each side by itself; a decoder sees what lies behind, and what the encoder gives."""
+        fields = {"layers": "layers", "heads": "attention_heads", "mlp_width": "ffn_dim"}
+        of_side = {ours: getattr(config, f"{self.side}_{theirs}") for ours, theirs in fields.items()}
         decodes = {"mask": "causal", "cross_attention": True} if self.side == "decoder" else {}
-        return {
-            "width": config.d_model,
-            "layers": getattr(config, f"{self.side}_layers"),
-            "heads": getattr(config, f"{self.side}_attention_heads"),
-            "mlp_width": getattr(config, f"{self.side}_ffn_dim"),
-            "activation": config.activation_function,
-            **decodes,
-        }
+        return self.described(config, **of_side, **decodes)
 
     def embedding(self, model: Any) -> Embedding:
         """Words may be scaled; positions count padding too."""
@@ -53,7 +42,11 @@ class BartDecoder(Bart):
     """BART's decoder: causal, with cross-attention."""
 
     name, side, inside = "bart_decoder", "decoder", "decoder"
-    parts: ClassVar = {**Bart.parts, **CROSS}
+    parts: ClassVar = {
+        **Bart.parts,
+        **projections("encoder_attn", "q_proj k_proj v_proj out_proj", "cross"),
+        "cross_norm": "encoder_attn_layer_norm",
+    }
 
 
 class Marian(Bart):
@@ -62,21 +55,17 @@ class Marian(Bart):
     name, types = "marian", ("marian",)
     computed = ("embed_positions.weight",)
     embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
+    first_position = Family.first_position
 
     def embedding(self, model: Any) -> Embedding:
         """Words may be scaled; positions count padding too."""
         return self.text(model, scale=model.embed_scale, by_column=True)
 
-    def first_position(self, model: Any) -> int:
-        """Positions start at row 0 of the table."""
-        return 0
 
-
-class MarianDecoder(Marian):
+class MarianDecoder(BartDecoder, Marian):
     """Marian's decoder: causal, with cross-attention."""
 
-    name, side, inside = "marian_decoder", "decoder", "decoder"
-    parts = BartDecoder.parts
+    name = "marian_decoder"
 
 
 class MBart(Bart):
@@ -84,17 +73,13 @@ class MBart(Bart):
 
     name, types = "mbart", ("mbart",)
     final_norm = "layer_norm"
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm, and the eps of torch's LayerNorm."""
-        return super().architecture(config).replace(norm_place="pre", final_norm=True)
+    fixed: ClassVar = {**PRE, **Bart.fixed}
 
 
-class MBartDecoder(MBart):
+class MBartDecoder(BartDecoder, MBart):
     """mBART's decoder: causal, with cross-attention."""
 
-    name, side, inside = "mbart_decoder", "decoder", "decoder"
-    parts = BartDecoder.parts
+    name = "mbart_decoder"
 
 
 class Pegasus(MBart):
@@ -105,11 +90,10 @@ class Pegasus(MBart):
     embedding, first_position = Marian.embedding, Marian.first_position
 
 
-class PegasusDecoder(Pegasus):
+class PegasusDecoder(BartDecoder, Pegasus):
     """PEGASUS's decoder: causal, with cross-attention."""
 
-    name, side, inside = "pegasus_decoder", "decoder", "decoder"
-    parts = BartDecoder.parts
+    name = "pegasus_decoder"
 
 
 class M2M100(MBart):
@@ -117,19 +101,59 @@ class M2M100(MBart):
 
     name, types = "m2m_100", ("m2m_100",)
     embedding_parts: ClassVar = {"words": "embed_tokens"}
+    first_position = after_padding
 
     def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; rows of the table up to the padding id are not used."""
-        positions = model.embed_positions.weights[model.padding_idx + 1 :]
+        """Words may be scaled; positions are no table of a module."""
+        positions = model.embed_positions.weights[self.first_position(model) :]
         return self.text(model, scale=model.embed_tokens.embed_scale, positions=positions)
 
-    def first_position(self, model: Any) -> int:
-        """Positions start after the padding id."""
-        return int(model.padding_idx) + 1
 
-
-class M2M100Decoder(M2M100):
+class M2M100Decoder(BartDecoder, M2M100):
     """The decoder of M2M-100 and NLLB: causal, with cross-attention."""
 
-    name, side, inside = "m2m_100_decoder", "decoder", "decoder"
-    parts = BartDecoder.parts
+    name = "m2m_100_decoder"
+
+
+class Whisper(MBart):
+    """Whisper's encoder of mel spectra."""
+
+    name, types = "whisper", ("whisper",)
+    continuous_inputs, input_name = True, "input_features"
+
+    def embedding(self, model: Any) -> Embedding:
+        """Two convolutions of a mel spectrum, and positions."""
+        positions = model.embed_positions.weight.detach()
+        return SoundEmbedding(convolution(model.conv1), convolution(model.conv2), positions)
+
+
+class WhisperDecoder(BartDecoder, Whisper):
+    """Whisper's decoder: causal, with cross-attention."""
+
+    name, continuous_inputs = "whisper_decoder", False
+    embedding_parts = Marian.embedding_parts
+    embedding, first_position = Family.text, Family.first_position
+
+
+class OPT(Bart):
+    """OPT: causal, with learned positions."""
+
+    name, types = "opt", ("opt",)
+    side, inside, final_norm = "", "decoder", "final_layer_norm"
+    embedding_parts = Marian.embedding_parts
+    fixed: ClassVar = {"mask": "causal", **Bart.fixed}
+    reads: ClassVar = {"mlp_width": "ffn_dim", "activation": "activation_function"}
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre- or post-norm."""
+        first = config.do_layer_norm_before
+        final_norm = first and not config._remove_final_layer_norm
+        return self.described(config, norm_place="pre" if first else "post", final_norm=final_norm)
+
+    def output(self, model: Any) -> bool:
+        """A narrow embedding comes with a projection back to it."""
+        return model.project_out is None
+
+    def embedding(self, model: Any) -> Embedding:
+        """Words, widened where they are narrow, and positions."""
+        return self.text(model, before=linear_weights(model.project_in))

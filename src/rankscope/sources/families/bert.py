@@ -1,9 +1,12 @@
-"""BERT: post-norm, words + positions + segment through a norm."""
+"""BERT and its kin: post-norm encoders, words + positions + segment through a norm. ESM and ModernBERT are pre-norm."""
 
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, architecture_from, layout, require
+from rankscope.sources.embedding import TextEmbedding
+from rankscope.sources.families.family import PRE, Family, after_padding
+from rankscope.sources.families.parts import Tensors, layout, linear_weights, norm_weights, projections, without
+from rankscope.sources.families.rotary import angles, masks, rotary
 
 
 class Bert(Family):
@@ -22,9 +25,144 @@ class Bert(Family):
         "segment": "embeddings.token_type_embeddings",
         "norm": "embeddings.LayerNorm",
     }
+    reads: ClassVar = {"mask": lambda config: "causal" if config.is_decoder else "complete"}
+    only: ClassVar = {"add_cross_attention": False}
+
+
+class Roberta(Bert):
+    """RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions."""
+
+    name, types = "roberta", ("roberta", "xlm-roberta", "camembert")
+    first_position = after_padding
+
+
+class Electra(Bert):
+    """ELECTRA, as an encoder or as a decoder."""
+
+    name, types = "electra", ("electra",)
+
+    def embedding(self, model: Any) -> TextEmbedding:
+        """BERT's; a narrow one is normalised, then widened."""
+        return self.text(model, after=linear_weights(getattr(model, "embeddings_project", None)))
+
+
+class DistilBert(Family):
+    """DistilBERT: a BERT without segments."""
+
+    name, types = "distilbert", ("distilbert",)
+    stack = "transformer.layer"
+    parts: ClassVar = layout(
+        "attention", "q_lin k_lin v_lin out_lin", norms="sa_layer_norm output_layer_norm", mlp="ffn.lin1 ffn.lin2"
+    )
+    embedding_parts: ClassVar = without(Bert.embedding_parts, "segment")
+    fixed: ClassVar = {"norm_eps": 1e-12}
+    reads: ClassVar = {"mlp_width": "hidden_dim", "activation": "activation"}
+
+
+class Albert(Family):
+    """ALBERT; with several groups, each repeats its own layers."""
+
+    name, types = "albert", ("albert",)
+    parts: ClassVar = layout(
+        "attention", "query key value dense", norms="attention.LayerNorm full_layer_layer_norm", mlp="ffn ffn_output"
+    )
+    embedding_parts = Bert.embedding_parts
+    reads: ClassVar = {
+        "layers": lambda config: config.num_hidden_layers * config.inner_group_num,
+        "shared": lambda config: config.num_hidden_groups == config.inner_group_num == 1,  # one layer to share
+    }
+
+    def blocks(self, model: Any) -> list[Any]:
+        """Group by group, as `AlbertTransformer` applies them."""
+        config, groups = model.config, model.encoder.albert_layer_groups
+        per_group = config.num_hidden_layers / config.num_hidden_groups
+        order = [groups[int(index / per_group)] for index in range(config.num_hidden_layers)]
+        return [block for group in order for block in group.albert_layers]
+
+    def embedding(self, model: Any) -> TextEmbedding:
+        """The narrow embedding is normalised, then widened."""
+        return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
+
+
+class MPNet(Family):
+    """MPNet: post-norm, with absolute positions, and a bias by distance that all layers share."""
+
+    name, types, stack = "mpnet", ("mpnet",), Bert.stack
+    parts: ClassVar = {
+        **Bert.parts,
+        **projections("attention.attn", "q k v o"),
+        "attention_norm": "attention.LayerNorm",
+    }
+    embedding_parts: ClassVar = without(Bert.embedding_parts, "segment")
+    fixed: ClassVar = {"positions": "bias", "bias_buckets": 32, "bias_reach": 128}  # whatever the config says
+    only: ClassVar = {"pad_token_id": 1}  # by which ids of padding are told
+    first_position = after_padding
+
+    def other_tensors(self, model: Any) -> Tensors:
+        """The table of biases, as far as it is read."""
+        return {"bias_table": model.encoder.relative_attention_bias.weight[: self.fixed["bias_buckets"]]}
+
+
+class Esm(Bert):
+    """ESM-2 (rotary positions) and ESM-1b (absolute ones)."""
+
+    name, types = "esm", ("esm",)
+    final_norm = "encoder.emb_layer_norm_after"
+    parts: ClassVar = {**Bert.parts, "attention_norm": "attention.LayerNorm", "mlp_norm": "LayerNorm"}
+    embedding_parts: ClassVar = {"words": "embeddings.word_embeddings"}
+    fixed: ClassVar = {**PRE, "activation": "gelu"}  # its code reads no other
+    only: ClassVar = {"add_cross_attention": False, "is_folding_model": False}
+    first_position = after_padding
 
     def architecture(self, config: Any) -> Architecture:
-        """Post-norm; causal where the config says decoder."""
-        require(config, add_cross_attention=False)
-        mask = "causal" if config.is_decoder else "complete"
-        return architecture_from(config, norm_eps=config.layer_norm_eps, mask=mask)
+        """Rotary positions, or those of the embedding."""
+        if config.position_embedding_type != "rotary":
+            return self.described(config)
+        width = config.hidden_size // config.num_attention_heads
+        return self.described(config, positions="rotary", rotary_frequencies=(angles(config.rope_theta, width),))
+
+    def architecture_of(self, model: Any) -> Architecture:
+        """Angles are saved with the weights, and may have been rounded to float16 there."""
+        arch, turned = super().architecture_of(model), model.rotary_embeddings
+        return arch if turned is None else arch.replace(rotary_frequencies=(tuple(turned.inv_freq.double().tolist()),))
+
+    def embedding(self, model: Any) -> TextEmbedding:
+        """Words, scaled by how many of a sample are masked; positions and a norm where the model has them."""
+        parts, config = model.embeddings, model.config
+        more: dict[str, Any] = {"mask_id": config.mask_token_id if config.token_dropout else None}
+        if config.position_embedding_type == "absolute":
+            more["positions"] = parts.position_embeddings.weight.detach()[self.first_position(model) :]
+        if parts.layer_norm is not None:
+            more |= {"norm": norm_weights(parts.layer_norm), "norm_eps": parts.layer_norm.eps}
+        return self.text(model, **more)
+
+
+class NomicBert(Family):
+    """Nomic BERT (nomic-embed-text): post-norm, without biases outside of norms."""
+
+    name, types, stack = "nomic_bert", ("nomic_bert",), "layers"
+    parts: ClassVar = layout(
+        "self_attn", "q_proj k_proj v_proj o_proj", norms="post_attention_layernorm post_mlp_layernorm",
+        mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
+    )  # fmt: skip
+    embedding_parts: ClassVar = without(Bert.embedding_parts, "positions")
+    fixed: ClassVar = {"mlp": "gated"}
+    reads: ClassVar = {"head_width": "head_dim"}
+    further = (rotary,)
+
+
+class ModernBert(Family):
+    """ModernBERT. Wi is what the activation takes, then the other."""
+
+    name, types = "modernbert", ("modernbert",)
+    stack, final_norm = "layers", "final_norm"
+    parts: ClassVar = {
+        **projections("attn", "Wqkv Wo"), "attention_norm": "attn_norm",
+        "mlp.gate, mlp.up": "mlp.Wi", "mlp.down": "mlp.Wo", "mlp_norm": "mlp_norm",
+    }  # fmt: skip
+    embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
+    fixed: ClassVar = {**PRE, "mlp": "gated", "bare_layers": (0,)}  # the first reads the embedding, normed already
+    reads: ClassVar = {
+        "activation": "hidden_activation", "norm_eps": "norm_eps", "mask": lambda config: masks(config, "complete"),
+    }  # fmt: skip
+    further = (rotary,)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import Tensors, architecture_from, dense, norm, require
+from rankscope.sources.families.family import refuse_others
 from rankscope.sources.families.mixtral import Mixtral
+from rankscope.sources.families.parts import Tensors, dense, norm, scaled, without
 from rankscope.sources.families.rotary import rotary
 
 
@@ -21,19 +22,21 @@ class DeepSeek(Mixtral):
 
     name = "deepseek"
     types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
-    parts: ClassVar = Mixtral.without("attention.query", "attention.key", "attention.value")
+    parts: ClassVar = without(Mixtral.parts, "attention.query", "attention.key", "attention.value")
+    reads: ClassVar = {
+        "head_width": "qk_head_dim", "value_width": "v_head_dim", "key_latent": "kv_lora_rank",
+        "norm_eps": "rms_norm_eps",
+    }  # fmt: skip
     shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        require(config, num_key_value_heads=config.num_attention_heads)
+        refuse_others(config, num_key_value_heads=config.num_attention_heads)
         turned, width = config.qk_rope_head_dim, config.qk_head_dim
         adjacent = getattr(config, "rope_interleave", True)
-        arch = architecture_from(
-            config, head_width=width, value_width=config.v_head_dim, query_latent=config.q_lora_rank or 0,
-            key_latent=config.kv_lora_rank, divisor=math.sqrt(width) / _stretch(config) ** 2, mask="causal",
-            rotary_share=turned / width, rotary_pairs="adjacent" if adjacent else "half", mlp="gated",
-            norm="rms", norm_place="pre", norm_eps=config.rms_norm_eps, final_norm=True, **rotary(config),
+        arch = self.described(
+            config, query_latent=config.q_lora_rank or 0, divisor=math.sqrt(width) / _stretch(config) ** 2,
+            rotary_share=turned / width, rotary_pairs="adjacent" if adjacent else "half", **rotary(config),
         )  # fmt: skip
         return self.with_experts(arch, config)
 
@@ -49,16 +52,11 @@ class DeepSeek(Mixtral):
             raise SourceError(f"{message}; this config has {what}: watch measures it as it is", subject="experts")
         width, grouped = config.moe_intermediate_size, third or config.topk_method != "greedy"
         groups: dict[str, Any] = {"groups": config.n_group, "groups_chosen": config.topk_group} if grouped else {}
-        way: dict[str, Any] = {
-            "sigmoid": True,
-            "correction": True,
-            "group_best": 2,
-            "renormalised": bool(config.norm_topk_prob),
-        }
+        way: dict[str, Any] = {"sigmoid": True, "correction": True, "group_best": 2}
         return Experts(
             number=config.n_routed_experts, chosen=config.num_experts_per_tok, width=width,
             shared_width=width * config.n_shared_experts, dense_layers=tuple(range(first)),
-            **groups, **(way if third else {}),
+            renormalised=third and bool(config.norm_topk_prob), **groups, **(way if third else {}),
         )  # fmt: skip
 
     def random_model(self, config: Any) -> Any:
@@ -73,10 +71,9 @@ class DeepSeek(Mixtral):
         """Experts' outputs are scaled: so are their last matrices."""
         tensors, attention = super().layer(block, arch), block.self_attn
         if "experts.down.weight" in tensors:
-            scale = block.mlp.gate.routed_scaling_factor
+            tensors = scaled(tensors, "experts.down", block.mlp.gate.routed_scaling_factor)
             if arch.experts is not None and arch.experts.correction:
                 tensors["experts.correction"] = block.mlp.gate.e_score_correction_bias
-            tensors["experts.down.weight"] = tensors["experts.down.weight"] * scale
         query = attention.q_proj if attention.q_a_proj is None else attention.q_b_proj
         if attention.q_a_proj is not None:
             tensors |= dense("attention.query_latent", attention.q_a_proj)

@@ -1,24 +1,27 @@
-"""What a family file says: how one kind of Hugging Face model maps onto `Architecture`, weights, embedding.
+"""What a family says: how one kind of Hugging Face model maps onto `Architecture`, weights, embedding.
 
-To add a family, write a file with a subclass of `Family` and put it into the table of `__init__.py`:
+To add a family, write a subclass of `Family`, beside its kin or in a file of its own, and put it into the table of
+`__init__.py`:
 
     class Bert(Family):
         name, types = "bert", ("bert",)            # config.model_type
         stack = "encoder.layer"                    # where the model keeps its blocks
         parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
         embedding_parts = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
-        def architecture(self, config): ...        # without biases: they are found in the weights
+        fixed = {"mask": "causal"}                 # what of the architecture is the same in all of its models
+        reads = {"width": "dim"}                   # names of config fields, where unlike those of `USUAL`
+        only = {"add_cross_attention": False}      # values of config fields that are mapped; others are refused
 
 and put small configs that reach every branch of it into `data/tiny_models.json`. `final_norm` is the path of the last
-norm. A family of one's own, given to `load(model, family=)`, needs no `types` and no small configs, and its model may
-be any module: `config` is then the model's attribute of that name, or the model itself. Where paths are not enough,
-override `blocks`, `layer`, `embedding` and `other_tensors` (tensors outside the blocks). Parity needs no code: every
-load checks it, and `rankscope models` and the tests check each of the small configs.
+norm. What follows from a config in another way, `architecture` adds to `described`. A family of one's own, given to
+`load(model, family=)`, needs no `types` and no small configs, and its model may be any module: `config` is then the
+model's attribute of that name, or the model itself. Where paths are not enough, override `blocks`, `layer`, `embedding`
+and `other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and `rankscope models` and
+the tests check each of the small configs.
 """
 
 import copy
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -28,12 +31,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from rankscope.errors import SourceError
-from rankscope.nets import Architecture, Linear, NormWeights
-from rankscope.sources.embedding import Convolution, Embedding, ImageEmbedding, TextEmbedding
+from rankscope.errors import SourceError, require
+from rankscope.nets import Architecture
+from rankscope.sources.embedding import Embedding, TextEmbedding
+from rankscope.sources.families.parts import ModulePaths, Tensors, norm, norm_weights, read_block
 
-Tensors = dict[str, Tensor]
-ModulePaths = Mapping[str, str]  # Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu",
@@ -42,12 +44,15 @@ ACTIVATIONS = {
 """Hugging Face's names of the nonlinearities that `Architecture` knows."""
 USUAL = {
     "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
-    "mlp_width": "intermediate_size", "activation": "hidden_act",
+    "mlp_width": "intermediate_size", "activation": "hidden_act", "norm_eps": "layer_norm_eps",
 }  # fmt: skip
-"""What most configs call the fields of `Architecture` that say its sizes."""
+"""What most configs call the fields of `Architecture` that they say."""
+PRE: dict[str, Any] = {"norm_place": "pre", "final_norm": True}
+CAUSAL: dict[str, Any] = {"mask": "causal", **PRE}
+"""The `fixed` of most encoders of images, and of most decoders."""
 
 
-class Family(ABC):
+class Family:
     """How one kind of Hugging Face model maps onto `Architecture`, weights and embedding."""
 
     name: ClassVar[str]
@@ -61,7 +66,15 @@ class Family(ABC):
     tokens_first: ClassVar[bool] = False  # True if blocks take [token, batch, width]
     stack: ClassVar[str]  # Dotted path of the list of blocks
     parts: ClassVar[ModulePaths]
-    """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix."""
+    """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix;
+    "attention.query | attention.key": head by head, of each head first the query, then the key."""
+    fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of `Architecture` that are the same in all models
+    reads: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {}
+    """What configs call the fields of `Architecture` that they say, by our names, where unlike `USUAL`; or a function
+    that finds a field in a config."""
+    further: ClassVar[tuple[Callable[[Any], Mapping[str, Any]], ...]] = ()
+    """Functions that find several fields in a config, as those of `rotary.py`."""
+    only: ClassVar[Mapping[str, Any]] = {}  # Fields of configs that are mapped with this value alone
     embedding_parts: ClassVar[ModulePaths]
     """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
     final_norm: ClassVar[str] = ""  # Dotted path of the last norm; empty where there is none
@@ -73,19 +86,25 @@ class Family(ABC):
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
     """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
 
-    @classmethod
-    def without(cls, *names: str) -> dict[str, str]:
-        """The paths of `parts` but for some names."""
-        return {name: path for name, path in cls.parts.items() if name not in names}
-
     def core(self, model: nn.Module) -> Any:
         """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
         base: Any = getattr(model, "base_model", model)
         return getattr(base, self.inside, base) if self.inside else base
 
-    @abstractmethod
     def architecture(self, config: Any) -> Architecture:
         """The architecture that a config describes. Biases are found in the weights later."""
+        return self.described(config)
+
+    def described(self, config: Any, **fields: Any) -> Architecture:
+        """The architecture with what the config says by `reads`, `further` and `USUAL`, what is `fixed`, and `fields`,
+        which go first. The activation is Hugging Face's."""
+        refuse_others(config, **self.only)
+        found = {name: value for function in self.further for name, value in function(config).items()}
+        fields = {**self.fixed, **found, **fields}
+        for name, theirs in {**USUAL, **self.reads}.items():
+            if name not in fields:
+                fields[name] = getattr(config, theirs) if isinstance(theirs, str) else theirs(config)
+        return Architecture(**{**fields, "activation": activation(fields["activation"])})
 
     def architecture_of(self, model: Any) -> Architecture:
         """The architecture of a model, where its buffers may say more than its config."""
@@ -146,7 +165,11 @@ class Family(ABC):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
-        return read_block(block, self.parts, arch)
+        return read_block(block, self.paths(arch), arch)
+
+    def paths(self, arch: Architecture) -> ModulePaths:
+        """The paths of `parts`, and of parts that blocks of this architecture alone have."""
+        return self.parts
 
     def tensors(self, model: Any, arch: Architecture) -> Tensors:
         """Every tensor of the canonical network; a block that comes several times keeps one set of them."""
@@ -191,6 +214,27 @@ class Family(ABC):
         return True
 
 
+class GainsFromOne(Family):
+    """A family whose norms multiply by 1 + weight: its gains are one plus weight."""
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """The tensors of one block."""
+        return _one_added(super().layer(block, arch))
+
+    def other_tensors(self, model: Any) -> Tensors:
+        """The tensors outside the blocks."""
+        return _one_added(super().other_tensors(model))
+
+
+def _one_added(tensors: Tensors) -> Tensors:
+    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
+
+
+def after_padding(family: Family, model: Any) -> int:
+    """A `first_position`, after fairseq's habit: rows of the table up to the padding id are not used."""
+    return int(model.config.pad_token_id) + 1
+
+
 @cache
 def _tiny_models() -> tuple[dict[str, Any], dict[str, Any]]:
     """(fields that small configs share, by name; by family and label (config class, name of those, more fields))."""
@@ -208,132 +252,16 @@ def config_of(model: Any) -> Any:
     return getattr(model, "config", model)
 
 
-def architecture_from(config: Any, **fields: Any) -> Architecture:
-    """An `Architecture` with the sizes that most configs name alike; `fields` adds to them or replaces them.
-    The activation is Hugging Face's."""
-    fields |= {name: getattr(config, theirs) for name, theirs in USUAL.items() if name not in fields}
-    return Architecture(**{**fields, "activation": activation(fields["activation"])})
-
-
-def projections(path: str, names: str, kind: str = "attention") -> ModulePaths:
-    """Paths of query, key, value and output projection, whose `names` are in this order, in one module."""
-    parts = (f"{kind}.{part}" for part in ("query", "key", "value", "output"))
-    return {part: f"{path}.{name}" for part, name in zip(parts, names.split(), strict=True)}
-
-
-def layout(attention: str, names: str, norms: str, mlp: str) -> ModulePaths:
-    """Paths of all parts of a usual block: `projections`, `norms` of attention and MLP, (gate,) up and down."""
-    (attention_norm, mlp_norm), maps = norms.split(), mlp.split()
-    paths = {**projections(attention, names), "attention_norm": attention_norm}
-    paths |= zip(("mlp.gate", "mlp.up", "mlp.down")[-len(maps) :], maps, strict=True)
-    return {**paths, "mlp_norm": mlp_norm}
-
-
-def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
-    """Read the tensors of a block at the paths of `parts`, in the shapes of the canonical network."""
-    tensors: Tensors = {}
-    for names, path in parts.items():
-        module, names_apart = attrgetter(path)(block), names.split(", ")
-        modules = [module] if len(names_apart) == 1 else _split(module, len(names_apart))
-        for name, part in zip(names_apart, modules, strict=True):
-            kind = name.removeprefix("attention.").removeprefix("cross.")
-            if name.endswith(("_norm", "_after")):
-                tensors |= norm(name, part)
-            elif kind == "output":
-                tensors |= heads_out(name, part, arch.heads)
-            elif kind in ("query", "key", "value"):
-                tensors |= heads_in(name, part, arch.heads if kind == "query" else arch.key_heads)
-            else:
-                tensors |= dense(name, part)
-    return tensors
-
-
-def _split(linear: Any, count: int) -> list[Linear]:
-    """Split one linear map into those that lie side by side in it."""
-    biases = [None] * count if linear.bias is None else linear.bias.chunk(count)
-    return [Linear(*pair) for pair in zip(matrix(linear).chunk(count, 1), biases, strict=True)]
-
-
-def matrix(linear: Any) -> Tensor:
-    """The matrix `[in, out]` of a torch Linear (transposed), GPT-2 Conv1D or `nets` Linear (as they are)."""
-    return linear.weight.T if isinstance(linear, nn.Linear) else linear.weight
-
-
-def dense(name: str, linear: Any) -> Tensors:
-    """Weight and bias of a linear map, named `NAME.weight` and `NAME.bias`."""
-    return {f"{name}.weight": matrix(linear), **_bias(name, linear.bias)}
-
-
-def heads_in(name: str, linear: Any, heads: int) -> Tensors:
-    """A projection to queries, keys or values, its weight as `[width, head, head_width]`."""
-    weight = matrix(linear)
-    bias = None if linear.bias is None else linear.bias.reshape(heads, -1)
-    return {f"{name}.weight": weight.reshape(len(weight), heads, -1), **_bias(name, bias)}
-
-
-def heads_out(name: str, linear: Any, heads: int) -> Tensors:
-    """The output projection of attention, its weight as `[head, head_width, width]`."""
-    weight = matrix(linear)
-    return {f"{name}.weight": weight.reshape(heads, -1, weight.shape[1]), **_bias(name, linear.bias)}
-
-
-def norm(name: str, module: Any) -> Tensors:
-    """Gain and bias of a LayerNorm or RMSNorm; empty for an identity in its place."""
-    if isinstance(module, nn.Identity):
-        return {}
-    if module.weight is None:
-        message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
-        raise SourceError(message, subject="norm")
-    return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
-
-
-def norm_weights(module: Any) -> NormWeights:
-    """Gain and bias of a norm in an embedding."""
-    return NormWeights(module.weight.detach(), _detached(module.bias))
-
-
-def linear_weights(module: Any) -> Linear:
-    """Weight and bias of a linear map in an embedding."""
-    return Linear(matrix(module).detach(), _detached(module.bias))
-
-
-def convolution(module: Any) -> Convolution:
-    """A convolution along time in an embedding."""
-    bias, stride, padding = _detached(module.bias), int(module.stride[0]), int(module.padding[0])
-    return Convolution(module.weight.detach(), bias, stride, padding, module.groups)
-
-
-def image_embedding(patches: Any, positions: Tensor | None, size: Any, **more: Any) -> ImageEmbedding:
-    """The embedding of square images (`size` a number) or others, their patches cut by a convolution."""
-    sizes = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    kernel, bias = patches.weight.detach(), _detached(patches.bias)
-    return ImageEmbedding(kernel, bias, _detached(positions), sizes, **more)
-
-
-def gains_from_one(tensors: Tensors) -> Tensors:
-    """The tensors of a model whose norms multiply by 1 + weight, in gains that multiply."""
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
-
-
 def activation(name: Any) -> str:
     """Our name of an activation that Hugging Face calls `name`."""
-    if name not in ACTIVATIONS:
-        message = f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}"
-        raise SourceError(f"{message}: watch measures it as it is", subject="activation")
+    message = f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}"
+    require(name in ACTIVATIONS, f"{message}: watch measures it as it is", SourceError, "activation")
     return ACTIVATIONS[name]
 
 
-def require(config: Any, **fields: Any) -> None:
+def refuse_others(config: Any, **fields: Any) -> None:
     """Raise `SourceError` unless the config has these values, the only ones that the family maps."""
     for name, usual in fields.items():
         if getattr(config, name, usual) != usual:
             has = f"this config has {getattr(config, name)!r}: watch measures it as it is"
             raise SourceError(f"{config.model_type} is mapped with {name}={usual!r}; {has}", subject=name)
-
-
-def _detached(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach()
-
-
-def _bias(name: str, bias: Tensor | None) -> Tensors:
-    return {} if bias is None else {f"{name}.bias": bias}

@@ -1,10 +1,13 @@
-"""Llama and its kin: RMSNorm before, rotary positions, grouped heads, gated MLP."""
+"""Llama and its kin: RMSNorm before, rotary positions, grouped heads, gated MLP; Gemma in a sandwich of norms."""
 
+import math
 from typing import Any, ClassVar
 
-from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Tensors, architecture_from, layout, read_block
-from rankscope.sources.families.rotary import masks, rotary, sliding
+from rankscope.nets import Architecture, Linear
+from rankscope.sources.embedding import TextEmbedding
+from rankscope.sources.families.family import CAUSAL, Family, GainsFromOne, refuse_others
+from rankscope.sources.families.parts import ModulePaths, Tensors, heads_in, layout, matrix, without
+from rankscope.sources.families.rotary import masks, partly_rotary, rotary, sliding
 
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose code reads no window
@@ -18,28 +21,27 @@ class Llama(Family):
     types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "ministral3", "qwen2", "qwen3")
     inside = "language_model"  # of Mistral 3, which sees images too
     stack, final_norm = "layers", "norm"
-    parts: ClassVar = layout(
+    parts: ClassVar[ModulePaths] = layout(
         "self_attn", "q_proj k_proj v_proj o_proj",
         norms="input_layernorm post_attention_layernorm", mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
     )  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_tokens"}
+    fixed: ClassVar[dict[str, Any]] = {**CAUSAL, "mlp": "gated", "norm": "rms"}
+    reads: ClassVar = {"key_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        arch = self.gated(config, norm_place="pre", query_norm=config.model_type.startswith("qwen3"))
+        arch = self.gated(config, query_norm=config.model_type.startswith("qwen3"))
         if config.model_type != "ministral3":
             return arch
         grows = config.rope_parameters["original_max_position_embeddings"]  # beyond it, queries grow with position
         return arch.replace(rotary_reach=min(arch.rotary_reach or grows, grows))
 
-    def gated(self, config: Any, share: float = 1.0, **fields: Any) -> Architecture:
-        """What all of them share; `share` of a head is rotated."""
-        return architecture_from(
-            config, key_heads=config.num_key_value_heads,
-            head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            mask=self.mask(config), mlp="gated", norm="rms", norm_eps=config.rms_norm_eps, final_norm=True,
-            **rotary(config, share), **fields,
-        )  # fmt: skip
+    def gated(self, config: Any, **fields: Any) -> Architecture:
+        """What all of them share; whole heads are rotated, unless `fields` say otherwise."""
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        turned = {} if "positions" in fields else rotary(config)
+        return self.described(config, head_width=width, mask=self.mask(config), **turned, **fields)
 
     def mask(self, config: Any) -> str:
         """Some read no window and Mistral's code no kinds of layers, whatever their configs say."""
@@ -47,9 +49,9 @@ class Llama(Family):
             return "causal"
         return sliding(config) if config.model_type in ("mistral", "ministral3") else masks(config)
 
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
+    def paths(self, arch: Architecture) -> ModulePaths:
         """With norms on queries and keys, where there are any."""
-        return read_block(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
+        return {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}
 
 
 class SmolLM3(Llama):
@@ -70,5 +72,97 @@ class SmolLM3(Llama):
 class Qwen2VL(Llama):
     """The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL on text alone, where its three kinds of positions are one."""
 
-    name, inside = "qwen2_vl", "language_model"
+    name = "qwen2_vl"
     types = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text")
+
+
+class OLMo2(Llama):
+    """OLMo 2 and 3 (windows in most layers), whose queries and keys go through one norm of all heads together."""
+
+    name, types = "olmo2", ("olmo2", "olmo3")
+    parts: ClassVar = without(Llama.parts, "attention_norm", "mlp_norm") | {
+        "attention_after": "post_attention_layernorm",
+        "mlp_after": "post_feedforward_layernorm",
+    }
+
+    def architecture(self, config: Any) -> Architecture:
+        """Norms inside the branches, at their ends, and a last norm."""
+        return self.gated(config, norm_place="output", query_norm=True, query_norm_across=True)
+
+
+class Phi3(Llama):
+    """Phi-3, Phi-3.5 and Phi-4 mini: heads rotated in part, one window for all layers, longrope."""
+
+    name, types = "phi3", ("phi3",)
+    fused: ClassVar = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+    parts: ClassVar = without(Llama.parts, *fused) | {"mlp.gate, mlp.up": "mlp.gate_up_proj"}
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        return self.gated(config, **partly_rotary(config))
+
+    def mask(self, config: Any) -> str:
+        """One window for all layers, where there is any."""
+        return sliding(config)
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Queries, then keys, then values: of each kind so many heads."""
+        tensors, fused = super().layer(block, arch), block.self_attn.qkv_proj
+        heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
+        parts = matrix(fused).split([count * arch.head_width for count in heads.values()], 1)  # type: ignore[no-untyped-call]
+        for (name, count), part in zip(heads.items(), parts, strict=True):
+            tensors |= heads_in(f"attention.{name}", Linear(part), count)
+        return tensors
+
+
+class Gemma(GainsFromOne, Llama):
+    """Gemma, the first. Its norms multiply by 1 + weight."""
+
+    name = "gemma"
+    types: ClassVar[tuple[str, ...]] = ("gemma",)
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        return self.gated(config)
+
+    def gated(self, config: Any, **fields: Any) -> Architecture:
+        """Llama's; refused where every token sees every other."""
+        if config.use_bidirectional_attention:
+            refuse_others(config, use_bidirectional_attention=False)
+        return super().gated(config, **fields)
+
+    def embedding(self, model: Any) -> TextEmbedding:
+        """Words, scaled by about the root of the width."""
+        return self.text(model, scale=float(model.embed_tokens.embed_scale))
+
+
+class Gemma3(Gemma):
+    """The text model of Gemma 3."""
+
+    name = "gemma3"
+    types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
+    parts: ClassVar = {
+        **Llama.parts,
+        "attention_after": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_after": "post_feedforward_layernorm",
+    }
+    fixed: ClassVar = {**Llama.fixed, "norm_place": "sandwich"}
+    reads: ClassVar = {**Llama.reads, "activation": "hidden_activation"}
+    only: ClassVar = {"attn_logit_softcapping": None}
+
+    def architecture(self, config: Any) -> Architecture:
+        """Norms on queries and keys; local and global layers have angles of their own."""
+        return self.gated(config, divisor=math.sqrt(config.query_pre_attn_scalar), query_norm=True)
+
+
+class Gemma2(Gemma3):
+    """Gemma 2. Every other layer has a window."""
+
+    name, types = "gemma2", ("gemma2",)
+    only: ClassVar = {}
+
+    def architecture(self, config: Any) -> Architecture:
+        """A cap of scores, which comes after the divisor."""
+        cap, divisor = config.attn_logit_softcapping or 0.0, math.sqrt(config.query_pre_attn_scalar)
+        return self.gated(config, divisor=divisor, score_cap=cap)

@@ -2,10 +2,14 @@
 
 from typing import Any, ClassVar
 
+from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import Tensors, read_block
-from rankscope.sources.families.llama import QUERY_NORMS, Llama
-from rankscope.sources.families.rotary import masks, sliding
+from rankscope.sources.families.family import GainsFromOne
+from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.parts import ModulePaths, Tensors, read_block, without
+from rankscope.sources.families.rotary import masks, partly_rotary, sliding
+
+MAPS = ("gate", "up", "down")
 
 
 class Mixtral(Llama):
@@ -14,15 +18,14 @@ class Mixtral(Llama):
     name = "mixtral"
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
     shared: ClassVar = {
-        **{f"experts.shared.{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+        **{f"experts.shared.{name}": f"mlp.shared_expert.{name}_proj" for name in MAPS},
         "experts.shared_gate": "mlp.shared_expert_gate",
     }
     """Where a block keeps a shared expert."""
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        query_norm = config.model_type == "qwen3_moe"
-        return self.with_experts(self.gated(config, norm_place="pre", query_norm=query_norm), config)
+        return self.with_experts(self.gated(config, query_norm=config.model_type == "qwen3_moe"), config)
 
     def with_experts(self, arch: Architecture, config: Any) -> Architecture:
         """The architecture with the experts of the config, if it has any."""
@@ -57,12 +60,11 @@ class Mixtral(Llama):
         """An expert's two inward maps lie in one matrix, the gate first."""
         if not hasattr(block.mlp, "experts"):
             return super().layer(block, arch)
-        norms = QUERY_NORMS if arch.query_norm else {}
         shares = any(name.startswith("shared") for name, _ in block.mlp.named_children())
         shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read_block(block, {**self.without("mlp.gate", "mlp.up", "mlp.down"), **norms, **shared}, arch),
+            **read_block(block, {**without(self.paths(arch), *(f"mlp.{name}" for name in MAPS)), **shared}, arch),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),
@@ -73,3 +75,65 @@ class Mixtral(Llama):
         """Experts one by one, as transformers writes them down: its grouped kernels have no float64."""
         model.set_experts_implementation("eager")
         return model
+
+
+class Qwen3Next(GainsFromOne, Mixtral):
+    """Qwen3-Next, whose query projection holds, head by head, the query and the gate. Gains are 1 + w."""
+
+    name, types = "qwen3_next", ("qwen3_next",)
+    parts: ClassVar[ModulePaths] = {
+        **without(Mixtral.parts, "attention.query"),
+        "attention.query | attention.gate": "self_attn.q_proj",
+    }
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        linear = [kind for kind in config.layer_types if kind != "full_attention"]
+        if linear:
+            message = f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's are"
+            raise SourceError(f"{message} {linear[0]}: watch measures it as it is", subject="layer_types")
+        return self.with_experts(self.gated(config, query_norm=True, head_gate=True, **partly_rotary(config)), config)
+
+    def mask(self, config: Any) -> str:
+        """Causal in every layer, without windows."""
+        return "causal"
+
+
+class GptOss(Mixtral):
+    """gpt-oss: a number of each head takes a part of every row, which then sums to less than one."""
+
+    name, types = "gpt_oss", ("gpt_oss",)
+    parts: ClassVar[ModulePaths] = without(Mixtral.parts, *(f"mlp.{name}" for name in MAPS))
+    only: ClassVar = {"swiglu_alpha": 1.702}  # its gates are those of quick_gelu
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        return self.with_experts(self.gated(config, kernel="sink", activation="quick_gelu"), config)
+
+    def mask(self, config: Any) -> str:
+        """Windows by the kinds of layers."""
+        return masks(config)
+
+    def experts(self, config: Any) -> Experts:
+        """Experts weighed by a softmax of the chosen alone."""
+        return Experts(
+            number=config.num_local_experts, chosen=config.num_experts_per_tok, width=config.intermediate_size,
+            renormalised=True, biases=True, limit=config.swiglu_limit,
+        )  # fmt: skip
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Gate and other map of an expert lie entry by entry in one matrix."""
+        router, experts = block.mlp.router, block.mlp.experts
+        weight, bias = experts.gate_up_proj, experts.gate_up_proj_bias
+        return {
+            **read_block(block, self.parts, arch),
+            "attention.sink": block.self_attn.sinks,
+            "experts.router.weight": router.weight.T,
+            "experts.router.bias": router.bias,
+            "experts.gate.weight": weight[..., ::2].transpose(0, 1),
+            "experts.gate.bias": bias[..., ::2],
+            "experts.up.weight": weight[..., 1::2].transpose(0, 1),
+            "experts.up.bias": bias[..., 1::2],
+            "experts.down.weight": experts.down_proj,
+            "experts.down.bias": experts.down_proj_bias,
+        }

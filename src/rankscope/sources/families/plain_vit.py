@@ -8,18 +8,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import (
-    Family,
+from rankscope.sources.families.family import Family
+from rankscope.sources.families.parts import (
     Tensors,
     dense,
     heads_out,
     image_embedding,
+    layout,
     norm,
     norm_weights,
     read_block,
+    scaled,
 )
 
 
@@ -84,7 +86,9 @@ class ViTPytorch(Family):
         """Each part has one norm, and its linear maps in the order in which they are applied."""
         attention, *mlp = _pair(block)
         part, maps = _attention(attention), of_kind(attention, nn.Linear)
-        tensors = _fused(part.to_qkv, arch) | norm("attention_norm", of_kind(attention, nn.LayerNorm)[0])
+        tensors = read_block(part, {"attention.query, attention.key, attention.value": "to_qkv"}, arch) | norm(
+            "attention_norm", of_kind(attention, nn.LayerNorm)[0]
+        )
         # Where one head is as wide as a token, vit-pytorch has no output projection.
         output = maps[1] if len(maps) > 1 else Linear(torch.eye(arch.width, dtype=maps[0].weight.dtype))
         tensors |= heads_out("attention.output", output, arch.heads)
@@ -101,9 +105,9 @@ class ViTPytorch(Family):
         positions = model.pos_embedding.detach().to(linear.weight).reshape(-1, linear.out_features)
         first = getattr(model, "cls_token", linear.weight.new_zeros(0)).detach().reshape(-1, linear.out_features)
         patches = len(positions) - len(first)
-        if math.isqrt(patches) ** 2 != patches:
-            message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
-            raise SourceError(f"{message}: watch measures it as it is", subject="image_size")
+        message = f"images of vit-pytorch are mapped where they are square; this model has {patches} patches"
+        square = math.isqrt(patches) ** 2 == patches
+        require(square, f"{message}: watch measures it as it is", SourceError, "image_size")
         before, after = None, None
         if norms := of_kind(model.to_patch_embedding, nn.LayerNorm):
             gain, bias = (_pixels(part.detach(), sides).flatten() for part in (norms[0].weight, norms[0].bias))
@@ -119,10 +123,7 @@ class TimmViT(Family):
 
     name, stack, final_norm = "timm_vit", "blocks", "norm"
     continuous_inputs = True
-    parts: ClassVar = {
-        "attention.output": "attn.proj", "attention_norm": "norm1",
-        "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2", "mlp_norm": "norm2",
-    }  # fmt: skip
+    parts: ClassVar = layout("attn", "qkv proj", norms="norm1 norm2", mlp="mlp.fc1 mlp.fc2")
 
     def fits(self, model: nn.Module) -> bool:
         """True if patches, positions and blocks are where timm has them."""
@@ -141,10 +142,10 @@ class TimmViT(Family):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """What a branch adds may be scaled entry by entry: so are its last matrix and bias."""
-        tensors = _fused(block.attn.qkv, arch) | read_block(block, self.parts, arch)
+        tensors = super().layer(block, arch)
         for last, scale in (("attention.output", block.ls1), ("mlp.down", block.ls2)):
             if hasattr(scale, "gamma"):
-                tensors |= {name: part * scale.gamma for name, part in tensors.items() if name.startswith(last)}
+                tensors = scaled(tensors, last, scale.gamma)
         return tensors
 
     def embedding(self, model: Any) -> ImageEmbedding:
@@ -174,13 +175,3 @@ def _attention(branch: nn.Module) -> Any:
 def _pixels(weight: Tensor, sides: tuple[int, int]) -> Tensor:
     """Pixels of a patch, `(y x channel)` in the last axis, as axes `[channel, y, x]`."""
     return weight.reshape(*weight.shape[:-1], *sides, -1).movedim(-1, -3)
-
-
-def _fused(linear: Any, arch: Architecture) -> Tensors:
-    """Queries, keys and values of one matrix, in which they lie side by side, each head by head."""
-    tensors: Tensors = {}
-    for kind, fused in linear.named_parameters():
-        by_head = fused.unflatten(0, (3, arch.heads, arch.head_width))
-        for name, part in zip(("query", "key", "value"), by_head.unbind(0), strict=True):
-            tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
-    return tensors

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rankscope.errors import SourceError, one_of
+from rankscope.errors import SourceError, one_of, require_one_of
 
 SCHEMES = ("default", "linear", "llama3", "proportional", "yarn", "longrope", "dynamic")
 
@@ -30,6 +30,12 @@ def rotary(config: Any, share: float = 1.0) -> dict[str, Any]:
         "rotary_scales": scales if set(scales) != {1.0} else (),
         "rotary_reach": min(reach, default=0),
     }
+
+
+def partly_rotary(config: Any) -> dict[str, Any]:
+    """The fields where a head is rotated by the share of it that its config says."""
+    share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
+    return {**rotary(config, share), "rotary_share": share}
 
 
 def _of(config: Any, parameters: Any, kind: str | None, share: float) -> tuple[tuple[float, ...], float]:
@@ -65,8 +71,7 @@ def masks(config: Any, usual: str = "causal") -> str:
     """The mask of each layer by its kind in `layer_types`: `usual`, or within the window where it slides."""
     known = {"full_attention": usual, "sliding_attention": sliding(config, usual)}
     for kind in config.layer_types:
-        if kind not in known:
-            raise SourceError(one_of("kind of layers", kind, known), subject="layer_types")
+        require_one_of("kind of layers", kind, known, SourceError, "layer_types")
     by_layer = [known[kind] for kind in config.layer_types]
     return by_layer[0] if len(set(by_layer)) == 1 else ";".join(by_layer)
 

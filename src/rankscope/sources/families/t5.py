@@ -5,10 +5,8 @@ import copy
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Tensors, architecture_from, projections, read_block, require
-
-PLAIN = {"mlp.up": "layer.1.DenseReluDense.wi"}
-GATED = {"mlp.gate": "layer.1.DenseReluDense.wi_0", "mlp.up": "layer.1.DenseReluDense.wi_1"}
+from rankscope.sources.families.family import PRE, Family
+from rankscope.sources.families.parts import ModulePaths, Tensors, projections
 
 
 class T5(Family):
@@ -17,33 +15,22 @@ class T5(Family):
     name, types = "t5", ("t5",)
     loader, inside = "T5EncoderModel", "encoder"
     stack, final_norm = "block", "final_layer_norm"
-    parts: ClassVar = {
-        **projections("layer.0.SelfAttention", "q k v o"),
-        "attention_norm": "layer.0.layer_norm",
-        "mlp.down": "layer.1.DenseReluDense.wo",
-        "mlp_norm": "layer.1.layer_norm",
-    }
+    parts: ClassVar = {**projections("layer.0.SelfAttention", "q k v o"), "attention_norm": "layer.0.layer_norm"}
+    mlp: ClassVar[str] = "layer.1"  # Where a block keeps it
     embedding_parts: ClassVar = {"words": "embed_tokens"}
+    fixed: ClassVar = {**PRE, "divisor": 1.0, "positions": "bias", "norm": "rms"}
+    reads: ClassVar = {
+        "head_width": "d_kv", "mlp_width": "d_ff", "activation": "dense_act_fn", "norm_eps": "layer_norm_epsilon",
+        "bias_buckets": "relative_attention_num_buckets", "bias_reach": "relative_attention_max_distance",
+        "mlp": lambda config: "gated" if config.is_gated_act else "plain",
+    }  # fmt: skip
+    only: ClassVar = {"is_decoder": False}
 
-    def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
-        require(config, is_decoder=False)
-        return architecture_from(
-            config, head_width=config.d_kv, divisor=1.0, positions="bias",
-            bias_buckets=config.relative_attention_num_buckets,
-            bias_reach=config.relative_attention_max_distance,
-            mlp="gated" if config.is_gated_act else "plain", mlp_width=config.d_ff,
-            activation=config.dense_act_fn, norm="rms", norm_place="pre",
-            norm_eps=config.layer_norm_epsilon, final_norm=True,
-        )  # fmt: skip
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The MLP's first maps have other names where it is gated; in a decoder's block it comes third."""
-        paths = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
-        if self.side == "decoder":
-            mlp = {name: path for name, path in paths.items() if name.startswith("mlp")}
-            paths |= {name: path.replace("layer.1", "layer.2") for name, path in mlp.items()}
-        return read_block(block, paths, arch)
+    def paths(self, arch: Architecture) -> ModulePaths:
+        """The MLP's first maps have other names where it is gated."""
+        maps = {"mlp.gate": "wi_0", "mlp.up": "wi_1"} if arch.mlp == "gated" else {"mlp.up": "wi"}
+        paths = {name: f"{self.mlp}.DenseReluDense.{part}" for name, part in {**maps, "mlp.down": "wo"}.items()}
+        return {**self.parts, **paths, "mlp_norm": f"{self.mlp}.layer_norm"}
 
     def other_tensors(self, model: Any) -> Tensors:
         """The last norm, and the table of biases, which the first block keeps for all."""
@@ -55,7 +42,7 @@ class T5Decoder(T5):
     """The decoder, its MLP one place further on."""
 
     name, side, inside = "t5_decoder", "decoder", "decoder"
-    loader = "T5Model"
+    loader, mlp = "T5Model", "layer.2"
     parts: ClassVar = {
         **T5.parts,
         **projections("layer.1.EncDecAttention", "q k v o", "cross"),

@@ -2,20 +2,9 @@
 
 from typing import Any, ClassVar
 
-from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, WaveEmbedding
-from rankscope.sources.families.family import (
-    Family,
-    Tensors,
-    activation,
-    architecture_from,
-    convolution,
-    layout,
-    linear_weights,
-    norm,
-    norm_weights,
-    require,
-)
+from rankscope.sources.families.family import Family, activation
+from rankscope.sources.families.parts import Tensors, convolution, layout, linear_weights, norm, norm_weights
 
 
 class Wav2Vec2(Family):
@@ -27,13 +16,11 @@ class Wav2Vec2(Family):
         "attention", "q_proj k_proj v_proj out_proj", norms="layer_norm final_layer_norm",
         mlp="feed_forward.intermediate_dense feed_forward.output_dense",
     )  # fmt: skip
-
-    def architecture(self, config: Any) -> Architecture:
-        """Post-norm, or pre-norm with a last norm."""
-        require(config, adapter_attn_dim=None, conv_pos_batch_norm=False)
-        stable = config.do_stable_layer_norm
-        norms = {"norm_place": "pre" if stable else "post", "final_norm": stable, "norm_eps": config.layer_norm_eps}
-        return architecture_from(config, **norms)
+    reads: ClassVar = {
+        "norm_place": lambda config: "pre" if config.do_stable_layer_norm else "post",
+        "final_norm": "do_stable_layer_norm",
+    }
+    only: ClassVar = {"adapter_attn_dim": None, "conv_pos_batch_norm": False}
 
     def other_tensors(self, model: Any) -> Tensors:
         """The encoder's norm, where it comes last."""
@@ -41,18 +28,17 @@ class Wav2Vec2(Family):
 
     def embedding(self, model: Any) -> Embedding:
         """All before the first block; the encoder's norm too, where it comes first."""
-        config, layers, into = model.config, model.feature_extractor.conv_layers, model.feature_projection
-        norms = [getattr(layer, "layer_norm", None) for layer in layers]
-        into_norm, encoder_norm = getattr(into, "layer_norm", None), model.encoder.layer_norm
+        config, layers, project = model.config, model.feature_extractor.conv_layers, model.feature_projection
+        into: Any = linear_weights(project.projection)
         return WaveEmbedding(
             convolutions=tuple(convolution(layer.conv) for layer in layers),
-            norms=tuple(None if part is None else norm_weights(part) for part in norms),
+            norms=tuple(norm_weights(getattr(layer, "layer_norm", None)) for layer in layers),
             by_channel=config.feat_extract_norm == "group",
             activation=activation(config.feat_extract_activation),
-            into_norm=None if into_norm is None else norm_weights(into_norm),
-            into=linear_weights(into.projection),
+            into_norm=norm_weights(getattr(project, "layer_norm", None)),
+            into=into,
             position_convolution=convolution(model.encoder.pos_conv_embed.conv),
-            norm=None if config.do_stable_layer_norm else norm_weights(encoder_norm),
+            norm=None if config.do_stable_layer_norm else norm_weights(model.encoder.layer_norm),
             norm_eps=config.layer_norm_eps,
         )
 

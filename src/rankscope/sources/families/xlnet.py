@@ -3,7 +3,8 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Tensors, architecture_from, require
+from rankscope.sources.families.family import Family
+from rankscope.sources.families.parts import Tensors
 
 
 class XLNet(Family):
@@ -19,14 +20,9 @@ class XLNet(Family):
         "mlp_norm": "ff.layer_norm",
     }
     embedding_parts: ClassVar = {"words": "word_embedding"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """A post-norm encoder with relative positions."""
-        require(config, attn_type="bi", bi_data=False, clamp_len=-1, same_length=False)
-        return architecture_from(
-            config, head_width=config.d_head, mlp_width=config.d_inner, positions="relative",
-            activation=config.ff_activation, norm_eps=config.layer_norm_eps,
-        )  # fmt: skip
+    fixed: ClassVar = {"positions": "relative"}
+    reads: ClassVar = {"head_width": "d_head", "mlp_width": "d_inner", "activation": "ff_activation"}
+    only: ClassVar = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False}
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Projections are kept by head already; r projects positions, r_w and r_r are u and v."""

@@ -1,4 +1,7 @@
-"""DeepNorm (Wang et al. 2022): heavier skips, and lighter weights of branches at the start.
+"""DeepNorm and lambda-skip: skips with a weight of their own.
+
+Lambda-skip (Joseph et al. 2024) is a weight on the skip around attention. DeepNorm (Wang et al. 2022): heavier skips,
+and lighter weights of branches at the start.
 
     X <- norm(a X + branch(X)),    a = (2L)^(1/4),    L the depth
 
@@ -14,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.remedies.base import Claim, NamedRemedy, TheoryNote
+from rankscope.remedies.base import HALF, Claim, NamedRemedy, TheoryNote
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,32 @@ class DeepNorm(NamedRemedy):
             if part in ("value", "output", "down") or (part == first and not module.endswith(".attention")):
                 tensors[name] = quotients.setdefault(id(tensor), tensor / divisor)
         return tensors
+
+
+@dataclass(frozen=True)
+class LambdaSkip(NamedRemedy):
+    """The skip around attention has a weight. What could be read of the publication names no number: 2 is ours."""
+
+    weight: float = 2.0
+    name: ClassVar[str] = "lambda"
+    formula: ClassVar[str] = "the skip around attention has this weight, lambda in the paper"
+    citation: ClassVar[str] = "Joseph et al. 2024"
+    family: ClassVar[Any] = "branches"
+    zero: ClassVar[dict[str, float]] = {"weight": 1.0}
+    sets_skip: ClassVar[bool] = True
+    theory = TheoryNote(
+        3,
+        "Beside a skip of weight lambda attention's branch weighs 1/lambda: the fall is slower, and stays "
+        "exponential. Without skips there is nothing to weigh.",
+        "Joseph et al. 2024; derived here",
+        *HALF,
+    )
+    claims = (
+        Claim(
+            "a heavier skip keeps tokens apart", "Joseph et al. 2024: collapse is prevented", "deeper", ("post", "pre")
+        ),
+    )
+
+    def applied(self, arch: Any) -> Any:
+        """Return the architecture with its `attention_skip` set."""
+        return arch.replace(attention_skip=self.weight)

@@ -1,0 +1,148 @@
+"""Where a model keeps its parts, and how they are read: what the families say in `parts` and in their methods."""
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from rankscope.errors import SourceError, require
+from rankscope.nets import Architecture, Linear, NormWeights
+from rankscope.sources.embedding import Convolution, ImageEmbedding
+
+Tensors = dict[str, Tensor]
+ModulePaths = Mapping[str, str]  # Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`
+
+
+def without(paths: ModulePaths, *names: str) -> dict[str, str]:
+    """The paths but for those of some names."""
+    return {name: path for name, path in paths.items() if name not in names}
+
+
+def projections(path: str, names: str, kind: str = "attention", joined: str = ", ") -> ModulePaths:
+    """Paths of query, key, value and output projection, whose `names` are in this order, in one module; or of all
+    three that are `joined` in one map, and the output."""
+    parts, count = [f"{kind}.{part}" for part in ("query", "key", "value", "output")], len(names.split())
+    parts = parts if count == 4 else [joined.join(parts[:3]), parts[3]]
+    return {part: f"{path}.{name}" for part, name in zip(parts, names.split(), strict=True)}
+
+
+def layout(attention: str, names: str, norms: str, mlp: str, joined: str = ", ") -> ModulePaths:
+    """Paths of all parts of a usual block: `projections`, `norms` of attention and MLP, (gate,) up and down."""
+    (attention_norm, mlp_norm), maps = norms.split(), mlp.split()
+    paths = {**projections(attention, names, joined=joined), "attention_norm": attention_norm}
+    paths |= zip(("mlp.gate", "mlp.up", "mlp.down")[-len(maps) :], maps, strict=True)
+    return {**paths, "mlp_norm": mlp_norm}
+
+
+def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
+    """Read the tensors of a block at the paths of `parts`, in the shapes of the canonical network."""
+    tensors: Tensors = {}
+    for names, path in parts.items():
+        module = attrgetter(path)(block)
+        if "|" in names:
+            tensors |= _head_by_head(names.split(" | "), module, arch)
+            continue
+        names_apart = names.split(", ")
+        modules = [module] if len(names_apart) == 1 else _split(module, len(names_apart))
+        for name, part in zip(names_apart, modules, strict=True):
+            kind = name.removeprefix("attention.").removeprefix("cross.")
+            if name.endswith(("_norm", "_after")):
+                tensors |= norm(name, part)
+            elif kind == "output":
+                tensors |= heads_out(name, part, arch.heads)
+            elif kind in ("query", "key", "value"):
+                tensors |= heads_in(name, part, arch.heads if kind == "query" else arch.key_heads)
+            else:
+                tensors |= dense(name, part)
+    return tensors
+
+
+def _split(linear: Any, count: int) -> list[Linear]:
+    """Split one linear map into those that lie side by side in it."""
+    biases = [None] * count if linear.bias is None else linear.bias.chunk(count)
+    return [Linear(*pair) for pair in zip(matrix(linear).chunk(count, 1), biases, strict=True)]
+
+
+def _head_by_head(names: list[str], linear: Any, arch: Architecture) -> Tensors:
+    """Projections of one linear map, `[head, (name, ...), head_width]` in its output, each as `[width, head,
+    head_width]`."""
+    tensors: Tensors = {}
+    for kind, fused in linear.named_parameters():
+        by_head = fused.unflatten(0, (arch.heads, len(names), arch.head_width)).unbind(1)
+        parts = by_head if kind == "bias" else (part.permute(2, 0, 1) for part in by_head)
+        tensors |= {f"{name}.{kind}": part for name, part in zip(names, parts, strict=True)}
+    return tensors
+
+
+def matrix(linear: Any) -> Tensor:
+    """The matrix `[in, out]` of a torch Linear (transposed), GPT-2 Conv1D or `nets` Linear (as they are)."""
+    return linear.weight.T if isinstance(linear, nn.Linear) else linear.weight
+
+
+def dense(name: str, linear: Any) -> Tensors:
+    """Weight and bias of a linear map, named `NAME.weight` and `NAME.bias`."""
+    return {f"{name}.weight": matrix(linear), **_bias(name, linear.bias)}
+
+
+def heads_in(name: str, linear: Any, heads: int) -> Tensors:
+    """A projection to queries, keys or values, its weight as `[width, head, head_width]`."""
+    weight = matrix(linear)
+    bias = None if linear.bias is None else linear.bias.reshape(heads, -1)
+    return {f"{name}.weight": weight.reshape(len(weight), heads, -1), **_bias(name, bias)}
+
+
+def heads_out(name: str, linear: Any, heads: int) -> Tensors:
+    """The output projection of attention, its weight as `[head, head_width, width]`."""
+    weight = matrix(linear)
+    return {f"{name}.weight": weight.reshape(heads, -1, weight.shape[1]), **_bias(name, linear.bias)}
+
+
+def norm(name: str, module: Any) -> Tensors:
+    """Gain and bias of a LayerNorm or RMSNorm; empty for an identity in its place."""
+    if isinstance(module, nn.Identity):
+        return {}
+    message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
+    require(module.weight is not None, message, SourceError, "norm")
+    return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
+
+
+def norm_weights(module: Any) -> NormWeights | None:
+    """Gain and bias of a norm in an embedding; None where there is none."""
+    return None if module is None else NormWeights(module.weight.detach(), _detached(module.bias))
+
+
+def linear_weights(module: Any) -> Linear | None:
+    """Weight and bias of a linear map in an embedding; None where there is none."""
+    return None if module is None else Linear(matrix(module).detach(), _detached(module.bias))
+
+
+def convolution(module: Any) -> Convolution:
+    """A convolution along time in an embedding."""
+    bias, stride, padding = _detached(module.bias), int(module.stride[0]), int(module.padding[0])
+    return Convolution(module.weight.detach(), bias, stride, padding, module.groups)
+
+
+def image_embedding(patches: Any, positions: Tensor | None, size: Any, **more: Any) -> ImageEmbedding:
+    """The embedding of square images (`size` a number) or others, their patches cut by a convolution."""
+    kernel, bias = patches.weight.detach(), _detached(patches.bias)
+    return ImageEmbedding(kernel, bias, _detached(positions), sides(size), **more)
+
+
+def sides(size: Any) -> tuple[int, int]:
+    """Height and width, of a pair of them or of one number for both."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def scaled(tensors: Tensors, part: str, scale: Any) -> Tensors:
+    """The tensors of a block with what one part gives scaled, entry by entry or by a number: so are its matrix and
+    bias."""
+    return {name: scale * tensor if name.startswith(f"{part}.") else tensor for name, tensor in tensors.items()}
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
+
+
+def _bias(name: str, bias: Tensor | None) -> Tensors:
+    return {} if bias is None else {f"{name}.bias": bias}
