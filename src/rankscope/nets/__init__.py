@@ -1,22 +1,18 @@
 """Networks: a frozen description, one readable reference transformer, and its variants."""
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.devices import check_device, free_memory
+from rankscope.nets.devices import check_device, free_memory, usual_modes
 from rankscope.nets.dropout import Dropout, training_states
-from rankscope.nets.graphs import MaskGraph, graph, matrix_graph
 from rankscope.nets.kernels import Kernel
-from rankscope.nets.masks import Mask
+from rankscope.nets.masks import Mask, MaskGraph, graph, matrix_graph
 from rankscope.nets.masks import matrix as mask_matrix
 from rankscope.nets.mlp import ACTIVATIONS, Experts
-from rankscope.nets.modes import usual_modes
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 from rankscope.nets.order import Branch, Half, active_heads
 from rankscope.nets.origin import Encoded, Inputs, Origin
-from rankscope.nets.padding import TokenOrder, padding_from
 from rankscope.nets.parts import Part
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain, Tokens, affine, contributions
-from rankscope.nets.steps import ForwardPass, Step
+from rankscope.nets.pass_settings import PassSettings, TokenOrder, padding_from
+from rankscope.nets.plain import ForwardPass, Plain, Step, Tokens, affine, contributions
 from rankscope.nets.streaming import AttentionRequest
 from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
