@@ -4,7 +4,7 @@ import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import one_pass
-from rankscope.profiles.readers import ShapeReader
+from rankscope.profiles.cloud import ShapeReader
 from rankscope.profiles.steps import ResidualShape
 
 NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
+from rankscope.metrics import singular_values
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from rankscope.profiles.cloud import cloud, cloud_table
-from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.spectra import SpectrumReader, spectra
+from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud, cloud_table, spectra
 from tests.profiles.residual_shapes import NET, PADDING, X, shapes
 
 
@@ -52,3 +52,19 @@ def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
     assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
     alone = spectra({"transformer": NET}, X, PADDING)
     assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)
+
+
+NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
+X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_spectra_are_singular_values_of_the_residual() -> None:
+    table = spectra({"transformer": NET}, X)
+    for step in NET.steps(X):
+        values = singular_values(step.state - step.state.mean(1, keepdim=True))
+        sizes = torch.linalg.vector_norm(step.state, dim=(1, 2))
+        for sample in range(2):
+            rows = table.filter(sample=sample, layer=step.layer).sort("index")
+            found = 10 ** torch.tensor(rows["log10"].to_list(), dtype=torch.float64)
+            assert len(found) == 8  # nine tokens about their mean
+            assert torch.allclose(found, values[sample, :8] / sizes[sample], rtol=1e-8)

@@ -12,9 +12,8 @@ from rankscope.figures.escaping import plain
 from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, measure
-from rankscope.profiles.cloud import cloud
+from rankscope.profiles.cloud import cloud, spectra
 from rankscope.profiles.figures import arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
-from rankscope.profiles.spectra import spectra
 from rankscope.theory import certify
 from rankscope.theory.figures import proved_shares
 from tests.report.runs import NET, X, profile_of, summary_of

@@ -7,12 +7,11 @@ import torch
 
 from rankscope.errors import MetricError
 from rankscope.metrics import Metric
-from rankscope.metrics.centre import centred
-from rankscope.metrics.tokens import Tokens, tokens
+from rankscope.metrics.tokens import Tokens, centred, tokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, Reader, measure, one_pass
-from rankscope.profiles.readers import CheckReader, MetricReader, ShapeReader
-from rankscope.profiles.spectra import SpectrumReader
+from rankscope.profiles.cloud import ShapeReader, SpectrumReader
+from rankscope.profiles.readers import CheckReader, MetricReader
 from rankscope.profiles.steps import LayerStep
 from tests.raising import raises
 

@@ -12,9 +12,8 @@ from rankscope.depths import depth
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.profiles.cloud import cloud
+from rankscope.profiles.cloud import cloud, spectra
 from rankscope.profiles.corpus_rows import CorpusRows
-from rankscope.profiles.spectra import spectra
 from rankscope.report import write_report
 from rankscope.runs import Store
 from rankscope.theory import Certificates, certify

@@ -116,8 +116,7 @@ class ReportTables:
         padding: "Tensor",
         words: list[list[str]] | None = None,
     ) -> None:
-        from rankscope.profiles.readers import ShapeReader
-        from rankscope.profiles.spectra import SpectrumReader
+        from rankscope.profiles.cloud import ShapeReader, SpectrumReader
 
         chosen = list(variants)[:MOST_VARIANTS]
         if "transformer" in variants and "transformer" not in chosen:

@@ -13,7 +13,8 @@ from rankscope.explorer.network_cache import chosen_remedies
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, one_pass, readings_table
-from rankscope.profiles.readers import MetricReader, ShapeReader
+from rankscope.profiles.cloud import ShapeReader
+from rankscope.profiles.readers import MetricReader
 from rankscope.profiles.steps import ResidualShape
 from rankscope.runs import Manifest, Network
 

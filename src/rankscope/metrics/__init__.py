@@ -25,8 +25,7 @@ from rankscope.metrics.residuals import (
     spectral_residual,
 )
 from rankscope.metrics.routing import expert_entropy, expert_load
-from rankscope.metrics.row_statistics import RowStatistics
-from rankscope.metrics.rows import PatternRows
+from rankscope.metrics.rows import PatternRows, RowStatistics
 from rankscope.metrics.spectrum import (
     affine_rank,
     effective_rank,

@@ -90,7 +90,8 @@ def _search(X: Matrix) -> Vector:
             return best
         if left.point == right.point:
             return best  # the vertex is attainable, but for the solver's rounding
-        weights = [_normal(left.point, right.point)]
+        a, b = abs(left.point[1] - right.point[1]), abs(right.point[0] - left.point[0])
+        weights = [(a / (a + b), b / (a + b))]  # by which the two points are worth the same
     gap = np.sqrt(math.prod(_sums(X, best)) / product) - 1
     sentence = f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} programmes left a gap of {gap:.1e}"
     raise ConvergenceError(f"{sentence}: use centre='mean', at most 2(1 - 1/n) above it", subject="centre")
@@ -108,12 +109,6 @@ def _meet(p: _Tangent, q: _Tangent) -> tuple[float, float]:
     if abs(det) < 1e-15:
         return p.point
     return (p.level * q.b - q.level * p.b) / det, (p.a * q.level - q.a * p.level) / det
-
-
-def _normal(p: tuple[float, float], q: tuple[float, float]) -> tuple[float, float]:
-    """Weights (a, b) for which p and q are worth the same."""
-    a, b = abs(p[1] - q[1]), abs(q[0] - p[0])
-    return a / (a + b), b / (a + b)
 
 
 class _Programme:

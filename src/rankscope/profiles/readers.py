@@ -9,12 +9,11 @@ One that needs attention and can do with numbers of its rows says of which metri
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from rankscope.metrics import ROUNDING, Metric, Of
 from rankscope.profiles.readings import ReadingRow
-from rankscope.profiles.steps import LayerStep, ResidualShape, sampled_layers
+from rankscope.profiles.steps import LayerStep
 
 
 @runtime_checkable
@@ -92,28 +91,3 @@ class CheckReader:
             "first_layer_not_finite": min((layer for layer, finite in self._finite if not bool(finite)), default=None),
             "rows_sum_to_one": defect <= self._rounding,
         }
-
-
-class ShapeReader:
-    """The residual of the first samples as a shape and a scale, at `sampled_layers` layers: for the cloud."""
-
-    needs: frozenset[Of] = frozenset(("tokens",))
-    cost = "a norm at each layer; keeps the first samples' tokens of up to 33 layers"
-
-    def __init__(self, samples: int = 1) -> None:
-        self.samples = samples
-        self._shapes: list[ResidualShape] = []
-
-    def read(self, step: LayerStep) -> None:
-        """Keep the residual, on the CPU."""
-        count = self.samples - step.start
-        if count > 0 and step.layer in sampled_layers(step.net.arch.layers):
-            layer, R, log10 = step.residual
-            self._shapes.append(ResidualShape(layer, R[:count].cpu().nan_to_num(0.0), log10[:count]))
-
-    def result(self) -> list[ResidualShape]:
-        """Shapes by layer, all samples of a layer together."""
-        layers = dict.fromkeys(shape.layer for shape in self._shapes)
-        parts = [[shape for shape in self._shapes if shape.layer == layer] for layer in layers]
-        joined = [(torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part])) for part in parts]
-        return [ResidualShape(layer, *shape) for layer, shape in zip(layers, joined, strict=True)]

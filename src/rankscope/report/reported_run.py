@@ -27,8 +27,7 @@ from rankscope.extras import counted
 from rankscope.nets.origin import titled
 from rankscope.paths.views import HEAD
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.cloud import SCHEMA as CLOUD
-from rankscope.profiles.spectra import SCHEMA as SPECTRUM
+from rankscope.profiles.cloud import CLOUD, SPECTRUM
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
 from rankscope.results import Result, results_of

@@ -16,10 +16,9 @@ from rankscope.deviation import BlockRecord, Scaled, State, can_skip
 from rankscope.deviation.attention import common_heads, deviation_heads
 from rankscope.metrics import dobrushin
 from rankscope.metrics.attention import FEW
-from rankscope.metrics.centre import centred
 from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.residuals import NORMS
-from rankscope.metrics.tokens import tokens
+from rankscope.metrics.tokens import centred, tokens
 from rankscope.nets import Architecture, AttentionWeights, PassSettings, Plain, Transformer, active_heads
 from rankscope.nets.traversal import changed
 from rankscope.shapes import Bool, Float
