@@ -5,7 +5,6 @@ import torch
 from polars.testing import assert_frame_equal
 
 from rankscope.metrics import singular_values
-from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud, cloud_table, spectra
 from tests.profiles.residual_shapes import NET, PADDING, X, shapes
@@ -52,10 +51,6 @@ def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
     assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
     alone = spectra({"transformer": NET}, X, PADDING)
     assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)
-
-
-NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
-X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def test_spectra_are_singular_values_of_the_residual() -> None:

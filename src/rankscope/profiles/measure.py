@@ -169,13 +169,7 @@ def _measuring(
 
 
 def expected_seconds(net: Transformer, X: Tensor, options: PassOptions) -> float:
-    """The time that a pass over tokens `[batch, token, width]` will take, by estimate (`pass_cost.py`).
-
-    >>> from rankscope.nets import Architecture
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    >>> expected_seconds(net, torch.randn(3, 5, 8), PassOptions()) > 0
-    True
-    """
+    """The time that a pass over tokens `[batch, token, width]` will take, by estimate (`pass_cost.py`)."""
     arithmetic, kind = options.arithmetic, "float"
     if arithmetic == "deviation" and applies(net):
         kind = "confirm" if options.confirm else "checked" if options.check else "deviation"

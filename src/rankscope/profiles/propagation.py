@@ -86,20 +86,8 @@ def one_pass(
 ) -> PassRecord:
     """Run a network once, and let every reader take what it needs from each layer.
 
-    A network without a rule in deviation arithmetic runs in float64.
-
-    Args:
-        net: The network.
-        X: Tokens `[batch, token, width]`.
-        padding: `[batch, token]`, True at padded tokens.
-        readers: Objects that are shown every layer of every batch (`readers.py`).
-        arithmetic: One of `ARITHMETICS`.
-        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-        batch: Samples that run together at most.
-        progress: Called as `progress(done, total)` after each layer.
-        device: Where to run; where the network is, if left out.
-        check: Whether deviation arithmetic has a second pass with different rounding.
-        confirm: Whether doubled precision runs beside deviation arithmetic.
+    A network without a rule in deviation arithmetic runs in float64. Tokens X are `[batch, token, width]`; `readers`
+    are objects that are shown every layer of every batch (`readers.py`), and all other arguments those of `measure`.
     """
     options = PassOptions(arithmetic, batch, progress, device, check, confirm)
     (record,) = run_side_by_side([layer_pass(net, X, padding_from(padding, attention_mask), readers, options)])

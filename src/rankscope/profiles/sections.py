@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankscope.figures import evenly, power
 from rankscope.metrics import direction_of, symbol_of
@@ -13,34 +13,15 @@ from rankscope.profiles.figures import arithmetics_chart, curves_chart
 from rankscope.profiles.views import CurveView, zeros_note
 from rankscope.results import Plot, Section, Table, Views, sentence
 
+if TYPE_CHECKING:
+    from rankscope.profiles.curves import Curves
+
 FLOORS = sentence("curves", "floors")
 LAYERS = 33  # Columns at most: of more layers, so many evenly
 Bounds = Mapping[str, Mapping[str, Any]]  # By metric, then by variant: what `curves_chart` takes as bounds
 
 
-class Curved(Protocol):
-    """What has metrics by layer: a profile or a summary."""
-
-    @property
-    def measured(self) -> tuple[int, str]:
-        """How many things were measured, and what they are."""
-
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics, in the order they were asked for."""
-
-    @property
-    def arithmetics(self) -> list[str]:
-        """The arithmetics that the network was run in, in order."""
-
-    def views(self, metric: str) -> list[CurveView]:
-        """What each line of a metric says."""
-
-    def spread(self, metric: str) -> list[Table]:
-        """How what was measured differs at the last layer."""
-
-
-def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:
+def curve_sections(measured: "Curves", bounds: Bounds) -> list[Section]:
     """The section of the metrics, and one of the arithmetics where there are several."""
     lead, *further = measured.metrics
     count, noun = measured.measured
@@ -49,25 +30,22 @@ def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:
     filled = {"symbol": symbol_of(lead), "statistic": statistic, "floors": FLOORS, "proved": proved}
     both = _both(measured, lead, bounds.get(lead, {}))
     plots = [Plot("curves", both, sentence("curves", "caption", **filled))]
-    plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
+    for name in further:  # without what the large figure says already
+        views = _both(measured, name, {})
+        small = [(scale, replace(chart, legend=False, height=270, colour_bar=None)) for scale, chart in views]
+        plots.append(Plot(f"curves-{name}", small, name.replace("_", " "), small=True))
     tables = [curve_table(measured.views(lead)), *measured.spread(lead)]
     heading, lead_in = "How uniform the tokens become", sentence("curves", "lead")
     return [Section(heading, lead_in, plots, tables, key="residual"), *_arithmetics(measured)]
 
 
-def _both(measured: Curved, metric: str, bounds: Mapping[str, Any]) -> Views:
+def _both(measured: "Curves", metric: str, bounds: Mapping[str, Any]) -> Views:
     """Logarithmic and linear, the one first that shows more."""
     curves = measured.views(metric)
     log, linear = curves_chart(curves, True, bounds), curves_chart(curves, False)
     views = [("log", log), ("linear", linear)]
     powers = log.panels[0].y.powers
     return views[::-1] if powers is not None and powers.narrow else views
-
-
-def _small(measured: Curved, metric: str) -> Views:
-    """The same without what the large figure says already."""
-    views = _both(measured, metric, {})
-    return [(name, replace(chart, legend=False, height=270, colour_bar=None)) for name, chart in views]
 
 
 def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
@@ -78,7 +56,7 @@ def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
     return groups
 
 
-def compared_arithmetics(measured: Curved) -> dict[str, list[CurveView]]:
+def compared_arithmetics(measured: "Curves") -> dict[str, list[CurveView]]:
     """By variant the curves of a residual, where there are several arithmetics to compare."""
     metric = next((name for name in measured.metrics if direction_of(name) == 1), None)
     if measured.measured[1] == "excerpt" or len(measured.arithmetics) < 2 or metric is None:
@@ -86,7 +64,7 @@ def compared_arithmetics(measured: Curved) -> dict[str, list[CurveView]]:
     return by_variant(measured.views(metric))
 
 
-def _arithmetics(measured: Curved) -> list[Section]:
+def _arithmetics(measured: "Curves") -> list[Section]:
     plots = []
     for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
         caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))

@@ -101,7 +101,8 @@ class LayerStep:
         if self.known is not None and self.known.metrics is metrics:
             return self.known.readings
         if isinstance(self.step, DeviationStep):
-            readings = _read(metrics, self.step)
+            found = [(metric, read(metric, self.step)) for metric in metrics]
+            readings = [(metric, reading) for metric, reading in found if reading is not None]
             if self.confirmation is not None:
                 single, second = self.confirmation.single, self.confirmation.second
                 of_single = replace(self, step=single, second=second, confirmation=None)
@@ -115,7 +116,9 @@ class LayerStep:
         if not isinstance(self.second, FloatSecondPass):
             return readings
         layer, by_floats = self.second.layer, self.second
-        narrow = replace(self, step=_as_much(layer.narrow, self.step), rows=layer.narrow_numbers, second=None)
+        dropped = [name for name in ("attention", "heads", "routing") if getattr(self.step, name) is None]
+        nothing: dict[str, Any] = dict.fromkeys(dropped)  # of what was dropped here the narrow step has none either
+        narrow = replace(self, step=layer.narrow._replace(**nothing), rows=layer.narrow_numbers, second=None)
 
         def by_deviation(metric: Metric) -> tuple[DeviationStep, DeviationSecondPass]:
             return by_floats.tokens_by_deviation if metric.of == "tokens" else by_floats.block_by_deviation
@@ -126,19 +129,15 @@ class LayerStep:
     def _plain_readings(self, metrics: Sequence[Metric]) -> Readings:
         """Readings of a pass on ordinary tensors."""
         readings = read_tokens(*self._ready, metrics, self.unit)
-        if self.attention is not None:
-            readings += self._read("attention", self.attention, metrics)
         if self.rows is not None:
             readings += self._read_rows(metrics, self.rows)
+        parts: dict[Of, Tensor | None] = {"attention": self.attention, "routing": self.step.routing}
         if not isinstance(self.step, DeviationStep) and self.step.heads is not None:
             layer = self.net.weights.layers[self.layer - 1]
-            readings += self._read("heads", contributions(layer, self.step.heads.to(self.net.dtype)), metrics)
-        if self.step.routing is not None:
-            readings += self._read("routing", self.step.routing, metrics)
+            parts["heads"] = contributions(layer, self.step.heads.to(self.net.dtype))
+        for of, x in parts.items():
+            readings += [] if x is None else read_tensor(of, x, self.valid, metrics, self.unit)[0]
         return in_order(readings, metrics)
-
-    def _read(self, of: Of, x: Tensor, metrics: Sequence[Metric]) -> Readings:
-        return read_tensor(of, x, self.valid, metrics, self.unit)[0]
 
     def _read_rows(self, metrics: Sequence[Metric], rows: PatternNumbers) -> Readings:
         """Metrics of attention from the numbers of its rows."""
@@ -199,19 +198,6 @@ class LayerStep:
     def _ready(self) -> tuple[Tokens, Tensor]:
         """Ordinary tokens ready to be measured, and which samples are broken."""
         return tokens_of(self.tokens, self.valid)
-
-
-def _read(metrics: Sequence[Metric], step: DeviationStep) -> Readings:
-    """Readings in deviation arithmetic of those metrics that the layer has."""
-    readings = [(metric, read(metric, step)) for metric in metrics]
-    return [(metric, reading) for metric, reading in readings if reading is not None]
-
-
-def _as_much(step: Step, like: Step) -> Step:
-    """A step without what another, of which some was dropped, does not have either."""
-    missing = [name for name in ("attention", "heads", "routing") if getattr(like, name) is None]
-    nothing: dict[str, Any] = dict.fromkeys(missing)
-    return step._replace(**nothing)
 
 
 def residual_shape(layer: int, R: Tensor, log: Tensor, log_norm: Tensor) -> ResidualShape:

@@ -23,7 +23,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, one_of
+from rankscope.errors import MetricError, require_one_of
 from rankscope.figures import power
 from rankscope.profiles.curves import Curves
 from rankscope.profiles.profile import KEYS
@@ -85,8 +85,7 @@ class Summary(Curves):
         self, metric: str, column: str = "q50", *, variant: str | None = None, arithmetic: str | None = None
     ) -> Float[Tensor, " layer"]:
         """A statistic by layer, the median if left out; of attention and heads its mean over heads, NaN at layer 0."""
-        if column not in SCHEMA or column in ROW:
-            raise MetricError(one_of("column", column, [name for name in SCHEMA if name not in ROW]), subject="column")
+        require_one_of("column", column, [name for name in SCHEMA if name not in ROW], MetricError)
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
         value = pl.col(column).cast(pl.Float64)
         if column.startswith("log10_q"):  # a head whose median is zero has no log, unless it is all heads
