@@ -11,8 +11,7 @@ from rankscope.metrics.tokens import Tokens, centred, tokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, Reader, measure, one_pass
 from rankscope.profiles.cloud import ShapeReader, SpectrumReader
-from rankscope.profiles.readers import CheckReader, MetricReader
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.readers import CheckReader, LayerStep, MetricReader
 from tests.raising import raises
 
 NET = Transformer.random(Architecture(layers=3, width=8, heads=2, mask="causal"), init="xavier")

@@ -13,7 +13,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.cloud import cloud, spectra
-from rankscope.profiles.corpus_rows import CorpusRows
+from rankscope.profiles.summary import CorpusRows
 from rankscope.report import write_report
 from rankscope.runs import Store
 from rankscope.theory import Certificates, certify

@@ -1,6 +1,6 @@
 """Metrics of a step in deviation arithmetic.
 
-Called by `profiles/steps.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
+Called by `profiles/readers.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
 metric that brings a `rule` is read by it at any scale, off the interfaces of `metrics/log_readings.py`, which
 the three classes below are. Others are read off ordinary float64 tokens in units of their own size, `X = e^s
 Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.

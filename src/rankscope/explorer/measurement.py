@@ -14,8 +14,7 @@ from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, one_pass, readings_table
 from rankscope.profiles.cloud import ShapeReader
-from rankscope.profiles.readers import MetricReader
-from rankscope.profiles.steps import ResidualShape
+from rankscope.profiles.readers import MetricReader, ResidualShape
 from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")

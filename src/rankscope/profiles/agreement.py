@@ -1,6 +1,6 @@
 """Compares the readings of two passes, and marks those that rounding decided.
 
-Called by `steps.py` for each layer: `checked` and `checked_floats` where a second pass ran beside the first
+Called by `readers.py` for each layer: `checked` and `checked_floats` where a second pass ran beside the first
 (`check=True`), `confirmed` where doubled precision did. Each estimates the relative error that rounding caused in every
 reading, writes it as `digits`, and marks readings whose error is above `AGREED`.
 

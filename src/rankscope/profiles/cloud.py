@@ -31,7 +31,7 @@ from torch import Tensor
 from rankscope.metrics import Of, valid_tokens
 from rankscope.nets import Transformer, padding_from
 from rankscope.profiles.propagation import one_pass
-from rankscope.profiles.steps import LayerStep, ResidualShape, sampled_layers
+from rankscope.profiles.readers import LayerStep, ResidualShape, sampled_layers
 from rankscope.shapes import Bool
 
 TOKENS = 128  # tokens of a sample that are kept at most, from the first on; the plane is fitted to all

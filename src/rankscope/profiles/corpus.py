@@ -21,10 +21,9 @@ from rankscope.errors import FileError, MetricError, TokensError, require
 from rankscope.files import undisturbed
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Encoded, Transformer
-from rankscope.profiles.corpus_rows import MOST, NAME, CorpusRows
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.summary import Summary
+from rankscope.profiles.summary import MOST, NAME, CorpusRows, Summary
 from rankscope.runs import Manifest, Store, difference, key_of
 from rankscope.runs.tables import manifest_in
 

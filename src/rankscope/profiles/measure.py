@@ -6,7 +6,7 @@ What happens when it is called, file by file:
 2. `propagation.py` runs one **pass**: batches of samples through the network, in an arithmetic, on a device.
    In deviation arithmetic (`deviation/propagate.py`) a **second pass** with different rounding runs beside the first
    (`deviation/second_pass.py`) unless `check=False`; on a GPU steps 2 to 5 are replayed (`captured.py`).
-3. Each layer of each batch becomes a **step** (`steps.py`), which computes readings at most once.
+3. Each layer of each batch becomes a **step** (`readers.py`), which computes readings at most once.
 4. Every **reader** (`readers.py`) is shown every step: here one of metrics, one of checks, and the caller's.
 5. The reader of metrics asks the step for its **readings** (`readings.py`, `deviation/readings.py`), which
    `agreement.py` compares with those of the second pass: readings that rounding decided are marked.

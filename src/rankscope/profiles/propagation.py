@@ -27,9 +27,8 @@ from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import size_of_attention, streamed, streams
 from rankscope.profiles.captured import captured_steps
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
-from rankscope.profiles.readers import CheckReader, MetricReader, Reader
+from rankscope.profiles.readers import DEFECT, CheckReader, LayerStep, MetricReader, Reader
 from rankscope.profiles.readings import WHOLE
-from rankscope.profiles.steps import DEFECT, LayerStep
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,

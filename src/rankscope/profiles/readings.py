@@ -1,7 +1,7 @@
 """Readings of one layer from ordinary tensors, and their rows in a table, whoever ran the network.
 
 `measure` runs a network and `watch` looks on while somebody else's runs; both hand the tensors of a layer to
-`read_tensor` (by way of `steps.py` and of `live/state_readings.py`), and the readings to `table`. A sample
+`read_tensor` (by way of `readers.py` and of `live/state_readings.py`), and the readings to `table`. A sample
 that holds NaN or infinity at a token is **broken**: its values are NaN, the other samples of the batch are
 read as usual. Deviation arithmetic has readings of its own, `deviation/readings.py`.
 """
