@@ -11,8 +11,8 @@ from rankscope.figures.description import Axis, Chart, Flag, Heatmap, Line, Pane
 from rankscope.figures.page import page_figure
 from rankscope.figures.powers import Powers
 from rankscope.profiles import measure
-from rankscope.profiles.cloud import cloud, spectra
 from rankscope.profiles.figures import cloud_chart, curves_chart, spectrum_chart
+from tests.profiles.residual_shapes import cloud, spectra
 from tests.report.runs import NET, X, profile_of
 
 HOSTILE = "<b>&amp;<script>alert(1)</script>"

@@ -6,8 +6,8 @@ from polars.testing import assert_frame_equal
 
 from rankscope.metrics import singular_values
 from rankscope.profiles import measure
-from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud, cloud_table, spectra
-from tests.profiles.residual_shapes import NET, PADDING, X, shapes
+from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud_table
+from tests.profiles.residual_shapes import NET, PADDING, X, cloud, shapes, spectra
 
 
 def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:

@@ -145,12 +145,12 @@ class ArchitectureFields:
         """Entries that keys are linear in, where they are of a latent: its own and those beside it."""
         return self.key_latent + (self.rotary_width if self.positions == "rotary" else 0)
 
-    @property
+    @cached_property
     def linformer_rank(self) -> int | None:
         """k of `linformer:k`; None for every other kernel."""
         return self._kernel_number("linformer")
 
-    @property
+    @cached_property
     def sinkhorn_rounds(self) -> int | None:
         """k of `sinkhorn:k`; None for every other kernel."""
         return self._kernel_number("sinkhorn")

@@ -126,7 +126,11 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
     [[1, 1, 1, 0], [1, 1, 1, 1]]
     """
     if isinstance(mask, Mask):
-        name, result = mask.name, _built(mask, n)[start:stop]
+        name, M = mask.name, mask.build(n)
+        if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
+            got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
+            raise MaskError(f"mask {name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask")
+        result = M.cpu()[start:stop]
     else:
         name, result = spec_of(mask), torch.ones(stop - start, n, dtype=torch.bool)
         for part in name.split("&"):
@@ -136,14 +140,6 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
         sentence = f"every token must attend to some token; under mask {name[:60]} token {start + blind[0]} sees none"
         raise MaskError(sentence, subject="mask")
     return result.to(device)
-
-
-def _built(mask: Mask, n: int) -> Matrix:
-    M = mask.build(n)
-    if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
-        got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
-        raise MaskError(f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask")
-    return M.cpu()
 
 
 def from_matrix(M: Tensor) -> str:

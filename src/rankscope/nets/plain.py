@@ -115,9 +115,9 @@ class Plain(Arithmetic):
 
     def only_active(self, block: Block, heads: Float[Tensor, "batch head row head_width"]) -> RowOutputs:
         """Return the outputs of heads, zero at those that are not active, as `[batch, row, head, width]`."""
-        if len(self.active_heads(block)) < self.arch.heads:
-            active = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
-            for head in self.active_heads(block):  # a list as an index would be copied to the device
+        if len(active_heads := self.active_heads(block)) < self.arch.heads:
+            active = heads.new_zeros(self.arch.heads, 1, 1)
+            for head in active_heads:  # a list as an index would be copied to the device
                 active[head] = 1.0
             heads = heads * active
         return heads.transpose(1, 2)
@@ -161,10 +161,14 @@ class Plain(Arithmetic):
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         """`act(X W_1 + b_1) W_2 + b_2`, or gated, or of the experts that each token chooses."""
-        if block.weights.experts is not None:
-            return self._mixture(block.index, block.weights.experts, X)
-        assert block.weights.mlp is not None
-        return self._dense(block.weights.mlp, X)
+        w = block.weights.experts
+        if w is None:
+            assert block.weights.mlp is not None
+            return self._dense(block.weights.mlp, X)
+        p = self.routed[block.index] = self.routing(w, X)
+        limit = self.arch.experts.limit if self.arch.experts is not None else 0.0
+        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows, limit))
+        return out if w.shared is None else out + self.share(w, X) * self._dense(w.shared, X)
 
     def _dense(self, w: MLPWeights, X: Tensor, limit: float = 0.0) -> Tensor:
         act = ACTIVATIONS[self.arch.activation]
@@ -181,12 +185,6 @@ class Plain(Arithmetic):
         assert self.arch.experts is not None
         logits = self.through(X, w.router)
         return chosen_weights(logits, self.arch.experts, chosen_experts(logits, self.arch.experts, w.correction))
-
-    def _mixture(self, index: int, w: ExpertWeights, X: Tokens) -> Tokens:
-        p = self.routed[index] = self.routing(w, X)
-        limit = self.arch.experts.limit if self.arch.experts is not None else 0.0
-        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows, limit))
-        return out if w.shared is None else out + self.share(w, X) * self._dense(w.shared, X)
 
     def share(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token 1"]:
         """The weight of the shared expert."""

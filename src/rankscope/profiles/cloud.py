@@ -1,7 +1,7 @@
 """The shape of the residual at every layer: tokens as points of one plane, and singular values, at any scale.
 
 The command line and the explorer run a `ShapeReader` in a pass of theirs and call `cloud_table` or
-`cloud_rows`, or a `SpectrumReader`; `cloud` and `spectra` run the pass as well.
+`cloud_rows`, or a `SpectrumReader`, whose result is the table of spectra.
 
 **Cloud.** The axes are the two leading principal directions of the residuals of all layers of all variants together, as
 shares of their tokens' norm: where variants begin with the same tokens, they begin with the same picture. One
@@ -28,9 +28,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics import Of, valid_tokens
-from rankscope.nets import Transformer, padding_from
-from rankscope.profiles.propagation import one_pass
+from rankscope.metrics import Of
 from rankscope.profiles.readers import LayerStep, ResidualShape, sampled_layers
 from rankscope.shapes import Bool
 
@@ -80,44 +78,6 @@ class ShapeReader(_FirstSamples):
         parts = [[shape for shape in self._shapes if shape.layer == layer] for layer in layers]
         joined = [(torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part])) for part in parts]
         return [ResidualShape(layer, *shape) for layer, shape in zip(layers, joined, strict=True)]
-
-
-def cloud(
-    nets: Mapping[str, Transformer],
-    X: Tensor,
-    padding: Tensor | None = None,
-    words: Sequence[Sequence[str]] | None = None,
-    *,
-    attention_mask: Tensor | None = None,
-    samples: int = 1,
-    most: int = TOKENS,
-) -> pl.DataFrame:
-    """The cloud of the first samples in each of several networks.
-
-    Args:
-        nets: Networks (variants) by name.
-        X: Tokens `[batch, token, width]`.
-        padding: `[batch, token]`, True at padded tokens.
-        words: The tokens of each sample as text (`net.words`); left out, their indices.
-        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding.
-        samples: How many samples are drawn.
-        most: The most tokens of a sample that are kept.
-
-    >>> from rankscope.nets import Architecture
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    >>> cloud({"transformer": net}, torch.randn(1, 5, 8)).height
-    15
-    """
-    X, padding = _first(X, padding_from(padding, attention_mask), samples)
-    readers = {variant: ShapeReader(samples) for variant in nets}
-    for variant, net in nets.items():
-        one_pass(net, X, padding, [readers[variant]], batch=max(len(X), 1))
-    shapes = {variant: reader.result() for variant, reader in readers.items()}
-    return cloud_table(shapes, valid_tokens(X.shape[:-1], padding, X.device), words, most)
-
-
-def _first(X: Tensor, padding: Tensor | None, samples: int) -> tuple[Tensor, Tensor | None]:
-    return X[:samples], None if padding is None else padding[:samples]
 
 
 def cloud_table(
@@ -170,41 +130,6 @@ def _rows(
     return pl.DataFrame(dict(zip(CLOUD, columns, strict=True)), schema=CLOUD)
 
 
-def spectra(
-    nets: Mapping[str, Transformer],
-    X: Tensor,
-    padding: Tensor | None = None,
-    *,
-    attention_mask: Tensor | None = None,
-    samples: int = 4,
-    most: int = MOST,
-) -> pl.DataFrame:
-    """Singular values of the residual of the first samples in each of several networks.
-
-    Args:
-        nets: Networks (variants) by name.
-        X: Tokens `[batch, token, width]`.
-        padding: `[batch, token]`, True at padded tokens.
-        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding.
-        samples: How many samples are read.
-        most: The most singular values of a layer, the largest.
-
-    Returns:
-        A row for each value: `log10` is of the value over the tokens' norm, `index` counts from 1 at each layer. Values
-        below float64's rounding of the largest are left out; of a network deeper than 32 layers 33 are read, evenly.
-
-    >>> from rankscope.nets import Architecture
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    >>> spectra({"transformer": net}, torch.randn(1, 5, 8)).group_by("layer").len()["len"].to_list()
-    [4, 4, 4]
-    """
-    X, padding = _first(X, padding_from(padding, attention_mask), samples)
-    readers = [SpectrumReader(variant, samples, most) for variant in nets]
-    for net, reader in zip(nets.values(), readers, strict=True):
-        one_pass(net, X, padding, [reader], batch=max(len(X), 1))
-    return pl.concat([pl.DataFrame(schema=SPECTRUM), *(reader.result() for reader in readers)])
-
-
 class SpectrumReader(_FirstSamples):
     """Singular values of the residual of the first samples."""
 
@@ -229,5 +154,5 @@ class SpectrumReader(_FirstSamples):
         self._frames.append(pl.DataFrame(dict(zip(SPECTRUM, columns, strict=True)), schema=SPECTRUM))
 
     def result(self) -> pl.DataFrame:
-        """The singular values of this variant, as `spectra` has them."""
+        """The singular values of this variant."""
         return pl.concat(self._frames)

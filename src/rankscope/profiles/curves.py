@@ -29,7 +29,13 @@ class Curves(TableResult):
     @property
     def title(self) -> str:
         """How many networks and samples there are, of how many layers, in which arithmetics."""
-        return f"{type(self).__name__}: {self._counts(self.views())}"
+        curves = self.views()
+        if not curves:
+            return f"{type(self).__name__}: no rows"
+        networks = counted(len({curve.variant for curve in curves}), "network")
+        layers = counted(max(curve.depth for curve in curves), "layer")
+        arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
+        return f"{type(self).__name__}: {networks}, {counted(*self.measured)}, {layers}, {arithmetics}"
 
     def overview(self) -> Section:
         """The first metric: the figure, and the ends of each line."""
@@ -61,14 +67,6 @@ class Curves(TableResult):
         with bands of a half and of nine tenths of the excerpts. A log axis also shows floors; `log=None` takes one if
         values span over two decades."""
         return [curves_chart(self.views(only("metric", metric or next(iter(self.metrics), None), self.metrics)), log)]
-
-    def _counts(self, curves: Sequence[CurveView]) -> str:
-        if not curves:
-            return "no rows"
-        networks = counted(len({curve.variant for curve in curves}), "network")
-        layers = counted(max(curve.depth for curve in curves), "layer")
-        arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
-        return f"{networks}, {counted(*self.measured)}, {layers}, {arithmetics}"
 
     @property
     @abstractmethod

@@ -55,18 +55,17 @@ def curves_chart(
     lines += _floors(curves) if log else []
     drawn = [side for line in lines for side in (line.y, *(side for band in line.bands for side in band))]
     title = metric_title(curves[0].metric)
+    endings = [
+        f"at {power(float(curve.log10[-1]))}" if curve.floor_from is None
+        else f"below its floor, from layer {curve.floor_from}" for curve in curves
+    ]  # fmt: skip
     return fig.Chart([fig.Panel(fig.Axis("layer", last=max(curve.depth for curve in curves)),
             fig.Axis(title, fig.Powers(np.concatenate(drawn))) if log else fig.Axis(title, from_zero=True),
             lines)],
         _curve_table(curves),
         f"{curves[0].metric} by layer, {'logarithmic' if log else 'linear'}: "
-        + "; ".join(f"{curve.label} ends {_ending(curve)}" for curve in curves) + ".",
+        + "; ".join(f"{curve.label} ends {ending}" for curve, ending in zip(curves, endings, strict=True)) + ".",
         colour_bar=_steps_bar(curves, places) if places is not None and many else None)  # fmt: skip
-
-
-def _ending(curve: CurveView) -> str:
-    floor = f"below its floor, from layer {curve.floor_from}"
-    return f"at {power(float(curve.log10[-1]))}" if curve.floor_from is None else floor
 
 
 def order_of(curves: Sequence[CurveView]) -> list[int] | None:
@@ -170,7 +169,7 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
     heading counts them.
 
     Args:
-        table: As `profiles.cloud` gives it.
+        table: As `cloud_table` gives it.
         magnified: Draw the shape at unit size at every layer.
         sample: Which sample to draw.
     """
@@ -232,7 +231,7 @@ def _frame(rows: pl.DataFrame, variants: Sequence[str], layer: int, edge: float)
 
 def spectrum_chart(table: pl.DataFrame) -> fig.Chart:
     """Singular values of the residual as shares of the tokens' norm: a panel for each variant and in it a line for each
-    layer, dark to light; geometric means over samples. `table` is that of `cloud.spectra`."""
+    layer, dark to light; geometric means over samples. `table` is that of a `SpectrumReader`."""
     variants = table["variant"].unique(maintain_order=True).to_list()[:VARIANTS]
     layers = evenly(sorted(table["layer"].unique().to_list()), SPECTRA)
     # A value that is noise in some samples is not there: the mean of the others would be of other texts.

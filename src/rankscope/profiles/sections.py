@@ -36,7 +36,12 @@ def curve_sections(measured: "Curves", bounds: Bounds) -> list[Section]:
         plots.append(Plot(f"curves-{name}", small, name.replace("_", " "), small=True))
     tables = [curve_table(measured.views(lead)), *measured.spread(lead)]
     heading, lead_in = "How uniform the tokens become", sentence("curves", "lead")
-    return [Section(heading, lead_in, plots, tables, key="residual"), *_arithmetics(measured)]
+    sections = [Section(heading, lead_in, plots, tables, key="residual")]
+    plots = []
+    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
+        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
+        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
+    return sections + [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] * bool(plots)
 
 
 def _both(measured: "Curves", metric: str, bounds: Mapping[str, Any]) -> Views:
@@ -62,14 +67,6 @@ def compared_arithmetics(measured: "Curves") -> dict[str, list[CurveView]]:
     if measured.measured[1] == "excerpt" or len(measured.arithmetics) < 2 or metric is None:
         return {}
     return by_variant(measured.views(metric))
-
-
-def _arithmetics(measured: "Curves") -> list[Section]:
-    plots = []
-    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
-        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
-        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
-    return [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] if plots else []
 
 
 def ends_table(curves: Sequence[CurveView]) -> Table:
