@@ -20,8 +20,7 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, LogScales, Scaled
 from rankscope.deviation.state import State
-from rankscope.metrics import Metric, PatternRows, Reading
-from rankscope.metrics.log_readings import SMALLEST, UNIT
+from rankscope.metrics import SMALLEST, UNIT, Metric, PatternRows, Reading
 from rankscope.nets import NormWeights
 
 LARGEST = torch.finfo(torch.float64).max

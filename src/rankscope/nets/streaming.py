@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.metrics import PatternRows
-from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_token_of_rows
+from rankscope.metrics import PatternRows, defect_of_rows, entropy_of_rows, first_token_of_rows
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, Visible, kernel_of
 from rankscope.nets.masks import spec_of

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.figures import power
-from rankscope.profiles.views import geometric
+from rankscope.profiles import geometric
 
 HEAD = ("norm", "share", "residual_share", "contraction", "averaging", "dobrushin")
 

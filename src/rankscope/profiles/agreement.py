@@ -26,8 +26,7 @@ from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
 from rankscope.deviation.second_pass import EXAGGERATED
-from rankscope.metrics import Metric, Reading
-from rankscope.metrics.log_readings import SMALLEST, UNIT
+from rankscope.metrics import SMALLEST, UNIT, Metric, Reading
 from rankscope.nets import Transformer, contributions
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float

@@ -29,9 +29,7 @@ import torch
 
 from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.errors import TooLargeError
-from rankscope.nets import Architecture, free_memory
-from rankscope.nets.streaming import size_of_attention
-from rankscope.nets.tensors import layer_shapes
+from rankscope.nets import Architecture, free_memory, layer_shapes, size_of_attention
 
 MATRICES = {"deviation": 12.5, "confirm": 70.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""

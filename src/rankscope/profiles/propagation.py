@@ -20,11 +20,17 @@ from rankscope.deviation.propagate import layers
 from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
-from rankscope.metrics import Of, valid_tokens
-from rankscope.metrics.attention import defect_of_rows
-from rankscope.nets import AttentionRequest, Transformer, free_memory, padding_from
-from rankscope.nets.kernels import kernel_of
-from rankscope.nets.streaming import size_of_attention, streamed, streams
+from rankscope.metrics import Of, defect_of_rows, valid_tokens
+from rankscope.nets import (
+    AttentionRequest,
+    Transformer,
+    free_memory,
+    kernel_of,
+    padding_from,
+    size_of_attention,
+    streamed,
+    streams,
+)
 from rankscope.profiles.captured import captured_steps
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import DEFECT, CheckReader, LayerStep, MetricReader, Reader

@@ -26,8 +26,7 @@ from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import ROUNDING, Metric, Of, Tokens, tokens_of, unit_of
-from rankscope.nets import Step, Transformer, contributions
-from rankscope.nets.streaming import PatternNumbers
+from rankscope.nets import PatternNumbers, Step, Transformer, contributions
 from rankscope.profiles.agreement import checked, checked_floats, confirmed
 from rankscope.profiles.readings import (
     ReadingRow,

@@ -24,10 +24,9 @@ from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
 from rankscope.engine import Sweep
 from rankscope.errors import FileError
 from rankscope.extras import counted
-from rankscope.nets.origin import titled
+from rankscope.nets import titled
 from rankscope.paths.views import HEAD
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.cloud import CLOUD, SPECTRUM
+from rankscope.profiles import CLOUD, SPECTRUM, Profile, Summary
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
 from rankscope.results import Result, results_of

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from rankscope.deviation import BlockRecord, Scaled, State, can_skip
 from rankscope.deviation.attention import common_heads, deviation_heads
-from rankscope.metrics import dobrushin
+from rankscope.metrics import NORMS, centred, dobrushin, largest_sum_distance
 from rankscope.metrics.attention import FEW
-from rankscope.metrics.distances import largest_sum_distance
-from rankscope.metrics.residuals import NORMS
-from rankscope.metrics.tokens import centred, tokens
+from rankscope.metrics.tokens import tokens
 from rankscope.nets import Architecture, AttentionWeights, PassSettings, Plain, Transformer, active_heads
 from rankscope.nets.traversal import changed
 from rankscope.shapes import Bool, Float

@@ -24,9 +24,8 @@ from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State, applies,
 from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
 from rankscope.deviation.perturbation import is_cached
 from rankscope.deviation.structures import NumberTable, joined_by_form, parts, samples, tensors_of
-from rankscope.nets import PassSettings, Transformer, active_heads
+from rankscope.nets import PassSettings, Structure, Transformer, active_heads
 from rankscope.nets.order import order
-from rankscope.nets.weights import Structure
 from rankscope.shapes import Float
 from rankscope.theory.agreement import Agreement, agreement, pattern_agreement
 from rankscope.theory.attention_numbers import AttentionOfLayer

@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import cast
 
-from rankscope.nets.kernels import kernel_of
+from rankscope.nets import kernel_of
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.observation import Passes

@@ -31,8 +31,7 @@ from torch import Tensor
 
 from rankscope.deviation import LOWEST
 from rankscope.deviation.norms import normalise
-from rankscope.nets import NormWeights, active_heads
-from rankscope.nets.weights import converted
+from rankscope.nets import NormWeights, active_heads, converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import hypotheses as needs
 from rankscope.theory.facts import Facts

@@ -10,10 +10,17 @@ from rankscope.deviation import LOWEST, DeviationStep, Scaled, State, can_skip
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.readings import read
 from rankscope.errors import TokensError
-from rankscope.metrics import Tokens, max_cosine_gap, metric, min_cosine, tokens_of, unit_of
-from rankscope.metrics.distances import largest_square_distance
-from rankscope.metrics.log_readings import FARTHEST
-from rankscope.metrics.residuals import NORMS
+from rankscope.metrics import (
+    FARTHEST,
+    NORMS,
+    Tokens,
+    largest_square_distance,
+    max_cosine_gap,
+    metric,
+    min_cosine,
+    tokens_of,
+    unit_of,
+)
 from rankscope.nets import NormWeights
 from rankscope.theory.facts import Centre, PerSample, TokenSizes
 from rankscope.theory.logs import TEN, log, logs_of, sized
