@@ -3,7 +3,6 @@
 `Plain` has its rules; `Step` and `ForwardPass` are what a pass by them gives, a layer at a time or all that is kept.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -252,18 +251,6 @@ class ForwardPass:
     output: Tensor  # The last state, through the final norm where there is one
     cross: tuple[Tensor, ...] = ()
     """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
-
-    @classmethod
-    def of(cls, steps: Iterable[Step], attention: bool, finish: Callable[[Tensor], Tensor]) -> "ForwardPass":
-        """What is kept of steps, with their attention if so asked; `finish` makes the output of the last."""
-        dropped: dict[str, Any] = dict.fromkeys(("heads", "routing") + (() if attention else ("attention", "cross")))
-        kept = [step._replace(**dropped) for step in steps]
-        return cls(
-            states=tuple(step.state for step in kept),
-            attention=tuple(step.attention for step in kept if step.attention is not None),
-            output=finish(kept[-1].state),
-            cross=tuple(step.cross for step in kept if step.cross is not None),
-        )
 
     def __repr__(self) -> str:
         kept = "attention kept" if self.attention else "attention not kept"

@@ -252,7 +252,14 @@ class Transformer:
     ) -> ForwardPass:
         """Return the forward pass with the tokens after every layer, and with `attention=True` its attention
         patterns; the other arguments are those of `steps`."""
-        return ForwardPass.of(self.steps(X, padding, attention_mask), attention, self.finish)
+        dropped: dict[str, Any] = dict.fromkeys(("heads", "routing") + (() if attention else ("attention", "cross")))
+        kept = [step._replace(**dropped) for step in self.steps(X, padding, attention_mask)]
+        return ForwardPass(
+            states=tuple(step.state for step in kept),
+            attention=tuple(step.attention for step in kept if step.attention is not None),
+            output=self.finish(kept[-1].state),
+            cross=tuple(step.cross for step in kept if step.cross is not None),
+        )
 
     def with_remedy(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
         """Return the network with a remedy against collapse (`rankscope/remedies`). Tensors that a remedy

@@ -105,13 +105,11 @@ class Profile(Curves):
         columns = {name: self.curve(line.metric, name, **chosen).numpy() for name in ("log10", "value", "floor")}
         return of_samples(line, columns, self.at_floor(line.metric, **chosen).numpy())
 
-    def at_floor(
-        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
-    ) -> Bool[Tensor, " layer"]:
+    def at_floor(self, metric: str, **chosen: Any) -> Bool[Tensor, " layer"]:
         """True at layers where every sample (and head) that has a value lies at its floor: rounding noise. A layer
-        where none has a value is False."""
-        value = self.curve(metric, variant=variant, arithmetic=arithmetic, **factors)
-        noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic, **factors) == 1
+        where none has a value is False. The variant, arithmetic and factors are `chosen` as in `curve`."""
+        value = self.curve(metric, **chosen)
+        noise = self.curve(metric, "below_floor", **chosen) == 1
         known = ~value.isnan()
         over = [axis for axis in range(value.ndim) if axis != 1]
         return (noise | ~known).all(dim=over) & known.any(dim=over)

@@ -84,10 +84,8 @@ def _read_blocks(P: Tensor, valid: Tensor, metrics: Sequence[Metric], unit: floa
     pairs = zip(of_rows, numbers, strict=True)
     readings = [(metric, metric.from_rows(values, valid, unit)) for (metric, _), values in pairs]
     pattern = PatternRows.of(P, valid[:, None])
-    for metric in metrics:
-        if metric.by_row is None and metric.by_head is not None:
-            readings.append((metric, metric.from_heads(metric.by_head(pattern), unit)))
-    return readings
+    of_heads = [(metric, metric.by_head) for metric in metrics if metric.by_row is None and metric.by_head is not None]
+    return readings + [(metric, metric.from_heads(by_head(pattern), unit)) for metric, by_head in of_heads]
 
 
 def read_tokens(ready: Tokens, broken: Tensor, metrics: Sequence[Metric], unit: float) -> Readings:

@@ -107,11 +107,10 @@ class Summary(Curves):
         curves = {column: self.curve(line.metric, column, **chosen).numpy() for column in columns}
         return of_quantiles(line, curves, self.at_floor(line.metric, **chosen).numpy(), self.excerpts)
 
-    def at_floor(
-        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None
-    ) -> Bool[Tensor, " layer"]:
-        """By layer: whether the median is noise, as at least half of the values lie at their floor."""
-        return self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic) >= 0.5
+    def at_floor(self, metric: str, **chosen: str | None) -> Bool[Tensor, " layer"]:
+        """By layer: whether the median is noise, as at least half of the values lie at their floor; the variant and the
+        arithmetic are `chosen` as in `curve`."""
+        return self.curve(metric, "below_floor", **chosen) >= 0.5
 
 
 def statistics_of(numbers: Numbers, *, logs: bool = False) -> dict[str, Column]:
