@@ -7,7 +7,8 @@ import torch
 
 from rankscope.errors import MetricError
 from rankscope.metrics import Metric
-from rankscope.metrics.tokens import Tokens, centred, tokens
+from rankscope.metrics.centre import centred
+from rankscope.metrics.tokens import Tokens, tokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, Reader, measure, one_pass
 from rankscope.profiles.cloud import ShapeReader, SpectrumReader

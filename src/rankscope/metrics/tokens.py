@@ -3,35 +3,20 @@
 Tokens come as `[*batch, token, width]`; `padding` is `[*batch, token]`, True where a token
 is padding (Hugging Face's `attention_mask == 0`). Padded rows are set to zero here and never
 counted afterwards, so a padded batch gives what each sequence gives alone.
-
-The residual is what is left when a common token x is subtracted, `res(X) = X - 1 x^T`:
-
-| centre     | x                                                   | minimises                    |
-|------------|-----------------------------------------------------|------------------------------|
-| `mean`     | the mean token (the published code's choice)        | Frobenius and spectral norm  |
-| `midrange` | half of (largest + smallest), entry by entry        | the largest entry            |
-| `argmin`   | the minimiser of the norm at hand (the definition)  | that norm                    |
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.errors import TokensError
 from rankscope.metrics.token_norms import ORDER, Norms, is_fused, token_norms
 from rankscope.shapes import Bool, Float, Int
 
 Values = Float[Tensor, "*batch"]
-Centre = Literal["mean", "midrange", "argmin"]
-Norm = Literal["composite", "frobenius", "spectral", "max"]
-
-MINIMISER: dict[Norm, Centre] = {"frobenius": "mean", "spectral": "mean", "max": "midrange"}
-"""Closed forms of the argmin. Spectral: `||X - 1x^T||_2 >= ||(I - 11^T/n)(X - 1x^T)||_2`, whose right
-side does not depend on x and is attained at the mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,41 +182,3 @@ def ratio(numerator: Values, denominator: Values) -> Values:
     """numerator / denominator, with 0 / 0 = 0: zero tokens are all the same."""
     zero = denominator == 0
     return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
-
-
-def closed_form(centre: Centre, norm: Norm) -> Centre:
-    """The centre that is the argmin of a norm where that has a closed form, and the centre itself elsewhere."""
-    if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
-    return MINIMISER.get(norm, centre) if centre == "argmin" else centre
-
-
-def centred(tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite") -> Float[Tensor, "*batch token width"]:
-    """res(X) about the chosen centre; padded rows are zero."""
-    chosen = closed_form(centre, norm)
-
-    def compute() -> Tensor:
-        x = centre_of(tokens, chosen)[..., None, :]
-        if tokens.unpadded:
-            return tokens.X - x
-        # X is zero at padded tokens: in one pass over it, x is taken off the valid ones, 0 off the others.
-        return torch.addcmul(tokens.X, tokens.valid[..., None].to(tokens.X.dtype), x, value=-1)
-
-    return tokens.once("about the mean", compute) if chosen == "mean" else compute()
-
-
-def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
-    """The common token x; zero for a sample without tokens."""
-    X, valid, count = tokens.X, tokens.valid, tokens.count
-    if centre == "mean":
-        return X.sum(-2) / count.clamp(min=1)[..., None]
-    if centre == "midrange" and X.shape[-2]:
-        hidden = ~valid[..., None]
-        top = X.masked_fill(hidden, -torch.inf).amax(-2)
-        bottom = X.masked_fill(hidden, torch.inf).amin(-2)
-        return ((top + bottom) / 2).masked_fill((count == 0)[..., None], 0.0)
-    if not X.shape[-2]:
-        return X.new_zeros((*X.shape[:-2], X.shape[-1]))
-    from rankscope.metrics.argmin import composite_argmin
-
-    return composite_argmin(tokens)

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rankscope.figures import evenly, power
 from rankscope.metrics import direction_of, symbol_of
@@ -13,15 +13,34 @@ from rankscope.profiles.figures import arithmetics_chart, curves_chart
 from rankscope.profiles.views import CurveView, zeros_note
 from rankscope.results import Plot, Section, Table, Views, sentence
 
-if TYPE_CHECKING:
-    from rankscope.profiles.curves import Curves
-
 FLOORS = sentence("curves", "floors")
 LAYERS = 33  # Columns at most: of more layers, so many evenly
 Bounds = Mapping[str, Mapping[str, Any]]  # By metric, then by variant: what `curves_chart` takes as bounds
 
 
-def curve_sections(measured: "Curves", bounds: Bounds) -> list[Section]:
+class Curved(Protocol):
+    """What has metrics by layer: a profile or a summary."""
+
+    @property
+    def measured(self) -> tuple[int, str]:
+        """How many things were measured, and what they are."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, in the order they were asked for."""
+
+    @property
+    def arithmetics(self) -> list[str]:
+        """The arithmetics that the network was run in, in order."""
+
+    def views(self, metric: str) -> list[CurveView]:
+        """What each line of a metric says."""
+
+    def spread(self, metric: str) -> list[Table]:
+        """How what was measured differs at the last layer."""
+
+
+def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:
     """The section of the metrics, and one of the arithmetics where there are several."""
     lead, *further = measured.metrics
     count, noun = measured.measured
@@ -44,7 +63,7 @@ def curve_sections(measured: "Curves", bounds: Bounds) -> list[Section]:
     return sections + [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] * bool(plots)
 
 
-def _both(measured: "Curves", metric: str, bounds: Mapping[str, Any]) -> Views:
+def _both(measured: Curved, metric: str, bounds: Mapping[str, Any]) -> Views:
     """Logarithmic and linear, the one first that shows more."""
     curves = measured.views(metric)
     log, linear = curves_chart(curves, True, bounds), curves_chart(curves, False)
@@ -61,7 +80,7 @@ def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
     return groups
 
 
-def compared_arithmetics(measured: "Curves") -> dict[str, list[CurveView]]:
+def compared_arithmetics(measured: Curved) -> dict[str, list[CurveView]]:
     """By variant the curves of a residual, where there are several arithmetics to compare."""
     metric = next((name for name in measured.metrics if direction_of(name) == 1), None)
     if measured.measured[1] == "excerpt" or len(measured.arithmetics) < 2 or metric is None:

@@ -1,4 +1,13 @@
-"""The paper's own centre: the x that minimises `||X - 1 x^T||_{1,inf}` (Dong et al. 2021, section 2).
+"""The common token x that is subtracted: `res(X) = X - 1 x^T`.
+
+| centre     | x                                                   | minimises                    |
+|------------|-----------------------------------------------------|------------------------------|
+| `mean`     | the mean token (the published code's choice)        | Frobenius and spectral norm  |
+| `midrange` | half of (largest + smallest), entry by entry        | the largest entry            |
+| `argmin`   | the minimiser of the norm at hand (the definition)  | that norm                    |
+
+The last is the paper's own: of the composite norm, the x that minimises `||X - 1 x^T||_{1,inf}` (Dong et al. 2021,
+section 2).
 
 `||A||_{1,inf} = sqrt(f g)` with f the largest column sum and g the largest row sum of |A|: a geometric
 mean of two convex functions of x, itself not convex. What is convex is the set of pairs (f, g) that can
@@ -15,20 +24,64 @@ normal to the chord beneath which it lies, until the two bounds meet: a global m
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.errors import ConvergenceError
+from rankscope.errors import ConvergenceError, MetricError, one_of
 from rankscope.metrics.tokens import Tokens
 from rankscope.shapes import Float
 
 TOLERANCE = 1e-5  # Relative gap between the value returned and the proved lower bound: what HiGHS, at 1e-7, can promise
 PROGRAMMES = 100  # Linear programmes per sample before giving up; a dozen is usual
 
+Centre = Literal["mean", "midrange", "argmin"]
+Norm = Literal["composite", "frobenius", "spectral", "max"]
+
+MINIMISER: dict[Norm, Centre] = {"frobenius": "mean", "spectral": "mean", "max": "midrange"}
+"""Closed forms of the argmin. Spectral: `||X - 1x^T||_2 >= ||(I - 11^T/n)(X - 1x^T)||_2`, whose right
+side does not depend on x and is attained at the mean."""
+
 Matrix = Float[np.ndarray, "token width"]
 Vector = Float[np.ndarray, " width"]
+
+
+def closed_form(centre: Centre, norm: Norm) -> Centre:
+    """The centre that is the argmin of a norm where that has a closed form, and the centre itself elsewhere."""
+    if centre not in get_args(Centre):
+        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+    return MINIMISER.get(norm, centre) if centre == "argmin" else centre
+
+
+def centred(tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite") -> Float[Tensor, "*batch token width"]:
+    """res(X) about the chosen centre; padded rows are zero."""
+    chosen = closed_form(centre, norm)
+
+    def compute() -> Tensor:
+        x = centre_of(tokens, chosen)[..., None, :]
+        if tokens.unpadded:
+            return tokens.X - x
+        # X is zero at padded tokens: in one pass over it, x is taken off the valid ones, 0 off the others.
+        return torch.addcmul(tokens.X, tokens.valid[..., None].to(tokens.X.dtype), x, value=-1)
+
+    return tokens.once("about the mean", compute) if chosen == "mean" else compute()
+
+
+def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
+    """The common token x; zero for a sample without tokens."""
+    X, valid, count = tokens.X, tokens.valid, tokens.count
+    if centre == "mean":
+        return X.sum(-2) / count.clamp(min=1)[..., None]
+    if centre == "midrange" and X.shape[-2]:
+        hidden = ~valid[..., None]
+        top = X.masked_fill(hidden, -torch.inf).amax(-2)
+        bottom = X.masked_fill(hidden, torch.inf).amin(-2)
+        return ((top + bottom) / 2).masked_fill((count == 0)[..., None], 0.0)
+    if not X.shape[-2]:
+        return X.new_zeros((*X.shape[:-2], X.shape[-1]))
+    return composite_argmin(tokens)
 
 
 def composite_argmin(tokens: Tokens) -> Float[Tensor, "*batch width"]:
