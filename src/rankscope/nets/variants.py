@@ -189,14 +189,15 @@ def heads_left(arch: Architecture, heads: HeadsOut) -> tuple[tuple[int, ...], ..
     """The active heads of every layer, where `heads` go beside those that were not active before; None: none goes."""
     expected = f"heads must be lists by layer {{3: [0, 5]}} or pairs [(3, 0), (3, 5)]; got {heads!r:.60}"
 
-    def check_listed(given: Any, kind: type, count: int | None = None) -> None:
-        listed = isinstance(given, kind) and not isinstance(given, str) and count in (None, len(given))
-        require(listed, expected, ArchitectureError, "heads")
+    def check_listed(given: object, kind: type) -> None:
+        require(isinstance(given, kind) and not isinstance(given, str), expected, ArchitectureError, "heads")
 
     out: dict[int, set[int]] = {}
     check_listed(heads, Iterable)
-    for pair in heads.items() if isinstance(heads, Mapping) else heads:
-        check_listed(pair, Sequence, 2)
+    pairs: Iterable[Any] = heads.items() if isinstance(heads, Mapping) else heads
+    for pair in pairs:
+        check_listed(pair, Sequence)
+        require(len(pair) == 2, expected, ArchitectureError, "heads")
         layer, chosen = pair
         _check_layer(arch, layer, "heads")
         chosen = chosen if isinstance(heads, Mapping) else [chosen]
