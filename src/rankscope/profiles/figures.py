@@ -55,17 +55,18 @@ def curves_chart(
     lines += _floors(curves) if log else []
     drawn = [side for line in lines for side in (line.y, *(side for band in line.bands for side in band))]
     title = metric_title(curves[0].metric)
-    endings = [
-        f"at {power(float(curve.log10[-1]))}" if curve.floor_from is None
-        else f"below its floor, from layer {curve.floor_from}" for curve in curves
-    ]  # fmt: skip
     return fig.Chart([fig.Panel(fig.Axis("layer", last=max(curve.depth for curve in curves)),
             fig.Axis(title, fig.Powers(np.concatenate(drawn))) if log else fig.Axis(title, from_zero=True),
             lines)],
         _curve_table(curves),
         f"{curves[0].metric} by layer, {'logarithmic' if log else 'linear'}: "
-        + "; ".join(f"{curve.label} ends {ending}" for curve, ending in zip(curves, endings, strict=True)) + ".",
+        + "; ".join(f"{curve.label} ends {_ending(curve)}" for curve in curves) + ".",
         colour_bar=_steps_bar(curves, places) if places is not None and many else None)  # fmt: skip
+
+
+def _ending(curve: CurveView) -> str:
+    floor = f"below its floor, from layer {curve.floor_from}"
+    return f"at {power(float(curve.log10[-1]))}" if curve.floor_from is None else floor
 
 
 def order_of(curves: Sequence[CurveView]) -> list[int] | None:
