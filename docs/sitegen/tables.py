@@ -12,8 +12,8 @@ import polars as pl
 from rankscope import Architecture, Transformer, decompose
 from rankscope.engine.sweep import STATUS
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.cloud import SCHEMA as CLOUD
-from rankscope.profiles.spectra import SCHEMA as SPECTRA
+from rankscope.profiles.cloud import CLOUD
+from rankscope.profiles.cloud import SPECTRUM as SPECTRA
 from rankscope.sources import word_tokens
 from rankscope.theory import Certificates
 from rankscope.trainings.training import ALARMS, CERTIFICATES, TRAINING

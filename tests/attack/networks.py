@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture, Experts, Transformer
-from rankscope.remedies.names import REMEDY_FILES
+from rankscope.remedies import REMEDY_FILES
 from tests.builders import awake
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "head_width": 2, "mlp_width": 8, "length": 8,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.nets import Architecture, Experts, Transformer
-from rankscope.remedies.names import REMEDY_FILES
+from rankscope.remedies import REMEDY_FILES
 from tests.attack.exact import readings
 from tests.attack.networks import FEATURES, KINDS, drawn
 from tests.attack.remedies import RemediedNetwork

@@ -21,7 +21,7 @@ from rankscope.metrics import Reading, metric
 from rankscope.metrics.log_readings import ScaledPattern
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure_together
-from rankscope.profiles.pass_cost import by_rows
+from rankscope.profiles.pass_cost import pass_bytes
 from tests.builders import normal
 from tests.raising import raises
 from tests.strategies import architectures
@@ -179,7 +179,8 @@ def test_memory_of_long_contexts() -> None:
     rise = float(subprocess.check_output([sys.executable, "-c", PEAK]))
     rise *= 1 if sys.platform == "darwin" else 1024
     assert rise <= 2 * 8192**2 * 8 / 2
-    assert rise <= 1.1 * by_rows(Architecture(layers=2, width=64, heads=2), 8192)
+    arch = Architecture(layers=2, width=64, heads=2)
+    assert rise <= 1.1 * pass_bytes(arch, 1, 8192, "rows", torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from rankscope.figures.description import Axis, Chart, Flag, Heatmap, Line, Pane
 from rankscope.figures.page import page_figure
 from rankscope.figures.powers import Powers
 from rankscope.profiles import measure
-from rankscope.profiles.cloud import cloud
 from rankscope.profiles.figures import cloud_chart, curves_chart, spectrum_chart
-from rankscope.profiles.spectra import spectra
+from tests.profiles.residual_shapes import cloud, spectra
 from tests.report.runs import NET, X, profile_of
 
 HOSTILE = "<b>&amp;<script>alert(1)</script>"

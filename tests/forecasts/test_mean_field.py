@@ -11,7 +11,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.forecasts.mean_field import Moments, expansion, mean_field, products
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import ACTIVATIONS
-from rankscope.remedies.names import REMEDY_FILES
+from rankscope.remedies import REMEDY_FILES
 from tests.builders import normal
 
 

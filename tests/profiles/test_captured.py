@@ -24,9 +24,8 @@ from rankscope.profiles import captured, measure
 from rankscope.profiles.agreement import AGREED
 from rankscope.profiles.captured import CapturedPasses, _passes, captured_steps
 from rankscope.profiles.measure import DEFAULT_METRICS
-from rankscope.profiles.readers import CheckReader, MetricReader
+from rankscope.profiles.readers import CheckReader, LayerStep, MetricReader
 from rankscope.profiles.readings import readings_table
-from rankscope.profiles.steps import LayerStep
 from tests.builders import normal
 from tests.strategies import architectures
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from polars.testing import assert_frame_equal
 
+from rankscope.metrics import singular_values
 from rankscope.profiles import measure
-from rankscope.profiles.cloud import cloud, cloud_table
-from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.spectra import SpectrumReader, spectra
-from tests.profiles.residual_shapes import NET, PADDING, X, shapes
+from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud_table
+from tests.profiles.residual_shapes import NET, PADDING, X, cloud, shapes, spectra
 
 
 def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:
@@ -52,3 +51,15 @@ def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
     assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
     alone = spectra({"transformer": NET}, X, PADDING)
     assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_spectra_are_singular_values_of_the_residual() -> None:
+    table = spectra({"transformer": NET}, X)
+    for step in NET.steps(X):
+        values = singular_values(step.state - step.state.mean(1, keepdim=True))
+        sizes = torch.linalg.vector_norm(step.state, dim=(1, 2))
+        for sample in range(2):
+            rows = table.filter(sample=sample, layer=step.layer).sort("index")
+            found = 10 ** torch.tensor(rows["log10"].to_list(), dtype=torch.float64)
+            assert len(found) == 8  # nine tokens about their mean
+            assert torch.allclose(found, values[sample, :8] / sizes[sample], rtol=1e-8)

@@ -12,11 +12,10 @@ from rankscope.figures.escaping import plain
 from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, measure
-from rankscope.profiles.cloud import cloud
 from rankscope.profiles.figures import arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
-from rankscope.profiles.spectra import spectra
 from rankscope.theory import certify
 from rankscope.theory.figures import proved_shares
+from tests.profiles.residual_shapes import cloud, spectra
 from tests.report.runs import NET, X, profile_of, summary_of
 
 NETS: dict[str, Transformer] = {name: NET.variant(name) for name in ("san", "transformer")}

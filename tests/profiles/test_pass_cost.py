@@ -13,7 +13,16 @@ from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric
 from rankscope.nets import Experts
 from rankscope.nets.devices import free_memory
-from rankscope.profiles.pass_cost import COSTS, MATRICES, by_rows, check_memory, in_words, multiply_adds, rate, seconds
+from rankscope.profiles.pass_cost import (
+    COSTS,
+    MATRICES,
+    check_memory,
+    in_words,
+    multiply_adds,
+    pass_bytes,
+    rate,
+    seconds,
+)
 from tests.raising import raises
 
 CPU = torch.device("cpu")
@@ -125,8 +134,8 @@ def test_it_grows_with_what_is_asked() -> None:
 
 
 def test_blocks_of_rows_are_of_all_samples_together() -> None:
-    one, four = (by_rows(ARCH, 4096, samples=samples, device="cuda") for samples in (1, 4))
-    assert one < four < 4 * one and one > by_rows(ARCH, 4096)
+    one, four = (pass_bytes(ARCH, samples, 4096, "rows", torch.device("cuda")) for samples in (1, 4))
+    assert one < four < 4 * one and one > pass_bytes(ARCH, 1, 4096, "rows", torch.device("cpu"))
 
 
 def test_measure_tells_its_time_to_who_listens(caplog: pytest.LogCaptureFixture) -> None:

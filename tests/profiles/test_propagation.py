@@ -16,8 +16,7 @@ from rankscope.metrics.metric import Of
 from rankscope.nets.devices import free_memory
 from rankscope.profiles.pass_cost import MATRICES
 from rankscope.profiles.propagation import PassOptions, layer_pass, one_pass
-from rankscope.profiles.readers import MetricReader
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.readers import LayerStep, MetricReader
 from tests.builders import normal
 from tests.nets.test_streaming import both, streamed
 from tests.raising import raises

@@ -11,9 +11,8 @@ from rankscope.metrics.centre import centred
 from rankscope.metrics.tokens import Tokens, tokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, Reader, measure, one_pass
-from rankscope.profiles.readers import CheckReader, MetricReader, ShapeReader
-from rankscope.profiles.spectra import SpectrumReader
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.cloud import ShapeReader, SpectrumReader
+from rankscope.profiles.readers import CheckReader, LayerStep, MetricReader
 from tests.raising import raises
 
 NET = Transformer.random(Architecture(layers=3, width=8, heads=2, mask="causal"), init="xavier")

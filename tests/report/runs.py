@@ -12,12 +12,11 @@ from rankscope.depths import depth
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.profiles.cloud import cloud
-from rankscope.profiles.corpus_rows import CorpusRows
-from rankscope.profiles.spectra import spectra
+from rankscope.profiles.summary import CorpusRows
 from rankscope.report import write_report
 from rankscope.runs import Store
 from rankscope.theory import Certificates, certify
+from tests.profiles.residual_shapes import cloud, spectra
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 METRICS = ("relative_residual", "mu")

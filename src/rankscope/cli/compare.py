@@ -53,8 +53,7 @@ def compare(
         named = None if measured.metrics == opt.DEFAULT_METRICS else measured.metrics
         return compare_trainings(things, named, results)
     from rankscope.metrics import is_share
-    from rankscope.profiles import disagreement
-    from rankscope.profiles.verdict import ends_of, listing, undecided
+    from rankscope.profiles import disagreement, ends_of, listing, undecided
     from rankscope.report import write_run_directory
 
     task, threshold = MeasureTask.parse(measured.metrics, measured.arithmetic), measured.threshold

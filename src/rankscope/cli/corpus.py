@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.profiles.corpus import BatchRunner
+    from rankscope.profiles import BatchRunner
     from rankscope.runs import Store
     from rankscope.sources import Excerpts
 
@@ -46,7 +46,7 @@ def measure_text(
         task: What is measured.
         results: How results are printed.
     """
-    from rankscope.profiles.corpus import corpus_steps
+    from rankscope.profiles import corpus_steps
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 

@@ -80,8 +80,7 @@ def depth(
 def _announce(net: "Transformer", samples: int, tokens: int, heads: bool) -> None:
     """Say how long the card will take, where that is long."""
     from rankscope.depths.card import layers_applied
-    from rankscope.profiles import in_words
-    from rankscope.profiles.pass_cost import seconds
+    from rankscope.profiles import in_words, seconds
 
     once = seconds(net.arch, samples, tokens, "float", net.dtype, net.device)
     expected = once * layers_applied(net.arch.layers, net.arch.heads if heads else 0) / net.arch.layers

@@ -232,7 +232,7 @@ class MeasureTask:
 
 def title_of(net: "Transformer") -> str:
     """The heading of the report on a network."""
-    from rankscope.nets.origin import titled
+    from rankscope.nets import titled
 
     return titled({} if net.origin is None else net.origin.described())
 
@@ -246,7 +246,7 @@ def random_weights_lines(manifest: "Manifest") -> list[str]:
 def random_weights_of(name: str, origin: Mapping[str, Any]) -> list[str]:
     """A line that says that the weights of one network are random, with the trained model of its name on the hub, if
     there is one; no line if the weights are not random."""
-    from rankscope.nets.origin import weights_of
+    from rankscope.nets import weights_of
 
     trained = f"; the trained model is {TRAINED[name]}" if name in TRAINED else ""
     return [f"{Path(name).name}: {weights_of(origin)}{trained}."] if origin.get("weights") == "random" else []
@@ -264,7 +264,7 @@ def fallback_lines(profile: "Profile | Summary") -> list[str]:
 
 def _without_rule(arch: dict[str, Any]) -> str:
     """What made it run in float64, as its manifest has it: its kernel, or its parts where that has a rule."""
-    from rankscope.nets.kernels import KERNELS
+    from rankscope.nets import KERNELS
 
     disentangled = arch.get("positions") == "disentangled"
     parts = ["disentangled positions"] * disentangled + [

@@ -101,9 +101,7 @@ def measure_all(
     After Ctrl-C it gives the networks that were finished, and the manifest says so. `tables` reads along, in
     the same pass if there is one in deviation arithmetic.
     """
-    from rankscope.profiles import Profile, in_words, measure_together
-    from rankscope.profiles.measure import expected_seconds
-    from rankscope.profiles.propagation import PassOptions
+    from rankscope.profiles import PassOptions, Profile, expected_seconds, in_words, measure_together
     from rankscope.runs import EarlyStop
 
     profiles = [*saved]

@@ -116,8 +116,7 @@ class ReportTables:
         padding: "Tensor",
         words: list[list[str]] | None = None,
     ) -> None:
-        from rankscope.profiles.readers import ShapeReader
-        from rankscope.profiles.spectra import SpectrumReader
+        from rankscope.profiles import ShapeReader, SpectrumReader
 
         chosen = list(variants)[:MOST_VARIANTS]
         if "transformer" in variants and "transformer" not in chosen:
@@ -144,7 +143,7 @@ class ReportTables:
         """The tables `cloud` and `spectrum`."""
         import polars as pl
 
-        from rankscope.profiles.cloud import cloud_table
+        from rankscope.profiles import cloud_table
 
         shapes = {name: reader.result() for name, reader in self._shapes.items()}
         return {

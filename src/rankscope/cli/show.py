@@ -22,8 +22,7 @@ from rankscope.cli.names import CONTROLS
 from rankscope.cli.options import PrintOptions
 
 if TYPE_CHECKING:
-    from rankscope.profiles import Profile, Summary
-    from rankscope.profiles.views import CurveView
+    from rankscope.profiles import CurveView, Profile, Summary
 
 T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -293,7 +292,7 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
     """
     from rankscope.figures import power
     from rankscope.metrics import is_share, symbol_of
-    from rankscope.profiles.views import zeros_note
+    from rankscope.profiles import zeros_note
 
     metric, several = curves[0].metric, len({curve.arithmetic for curve in curves}) > 1
     median = all(len(curve.log10_bands) > 1 for curve in curves)

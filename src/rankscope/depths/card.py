@@ -29,7 +29,7 @@ from rankscope.figures import Chart
 from rankscope.nets import usual_modes
 from rankscope.paths import require_linear
 from rankscope.paths.two_passes import LayerShares, TwoPasses
-from rankscope.profiles.pass_cost import check_memory
+from rankscope.profiles import check_memory
 from rankscope.results import Plot, Result, Section, Table, sentence
 from rankscope.runs import Manifest, manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of

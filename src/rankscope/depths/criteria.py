@@ -33,8 +33,8 @@ from rankscope.depths.readings import influence
 from rankscope.errors import PathError
 from rankscope.metrics import metric, valid_tokens
 from rankscope.metrics.tokens import tokens
-from rankscope.nets import Block, Branch, Half, Transformer
-from rankscope.nets.weights import converted, named
+from rankscope.nets import Block, Branch, Half, Transformer, converted
+from rankscope.nets.weights import named
 from rankscope.paths import Frozen, decompose, freeze
 from rankscope.paths.lengths import share
 from rankscope.paths.terms import WholeNetwork

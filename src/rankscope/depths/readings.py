@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.metrics import Values, entropy, first_token_mass, unit_of
-from rankscope.metrics.spectrum import affine_rank_with_doubt
+from rankscope.metrics import Values, affine_rank_with_doubt, entropy, first_token_mass, unit_of
 from rankscope.nets import Block, Half, Plain, Tokens, Transformer, contributions, release, traverse
 from rankscope.paths.frozen import FreezingRules
 from rankscope.paths.two_passes import TwoPasses

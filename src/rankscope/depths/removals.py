@@ -19,9 +19,18 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import ROUNDING, Values, frobenius_norm, unit_of
-from rankscope.nets import Block, PassSettings, Plain, Tokens, Transformer, free_memory, release, traverse
-from rankscope.nets.pass_settings import Memory
-from rankscope.nets.plain import RowOutputs
+from rankscope.nets import (
+    Block,
+    Memory,
+    PassSettings,
+    Plain,
+    RowOutputs,
+    Tokens,
+    Transformer,
+    free_memory,
+    release,
+    traverse,
+)
 from rankscope.paths.by_part import centred_tokens, uniform
 from rankscope.shapes import Bool, Float
 

@@ -26,8 +26,7 @@ from rankscope.deviation.entries import Entries, as_tensor, tanh_difference
 from rankscope.deviation.mlp import affine, product, rows
 from rankscope.deviation.scaled import LogScales, Scaled, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
-from rankscope.nets import Architecture, Linear, TokenOrder
-from rankscope.nets.mlp import log_sigmoid
+from rankscope.nets import Architecture, Linear, TokenOrder, log_sigmoid
 from rankscope.shapes import Bool, Float, Int
 
 Visible = Bool[Tensor, "batch 1 row token"]

@@ -25,8 +25,7 @@ from rankscope.deviation.scores import ScoreParts
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.metrics import PatternRows
-from rankscope.nets import Block, PassSettings, Transformer
-from rankscope.nets.positions import score_bias
+from rankscope.nets import Block, PassSettings, Transformer, score_bias
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # bytes of a block of rows of all heads, by device

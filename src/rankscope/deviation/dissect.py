@@ -17,8 +17,7 @@ from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
-from rankscope.nets import Block, Half, PassSettings, Transformer, traverse
-from rankscope.nets.order import Branching
+from rankscope.nets import Block, Branching, Half, PassSettings, Transformer, traverse
 
 
 class BranchRecord(NamedTuple):

@@ -25,9 +25,7 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
 from rankscope.deviation.softmax import split_columns
 from rankscope.deviation.state import State
-from rankscope.nets import Architecture, Experts, Linear
-from rankscope.nets.mlp import chosen_experts, chosen_weights, log_sigmoid
-from rankscope.nets.weights import ExpertWeights
+from rankscope.nets import Architecture, Experts, ExpertWeights, Linear, chosen_experts, chosen_weights, log_sigmoid
 from rankscope.shapes import Bool
 
 PerturbScaled = Callable[[Scaled], Scaled]

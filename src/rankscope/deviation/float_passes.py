@@ -36,17 +36,18 @@ from rankscope.nets import (
     Architecture,
     AttentionRequest,
     Block,
+    Heads,
     PassSettings,
+    PatternNumbers,
     Plain,
     Step,
+    StreamedPlain,
     TokenOrder,
     Tokens,
+    converted,
     norm_of,
     traverse,
 )
-from rankscope.nets.plain import Heads
-from rankscope.nets.streaming import PatternNumbers, StreamedPlain
-from rankscope.nets.weights import converted
 from rankscope.shapes import Bool, Float
 
 ROUNDING = 16.0 * 2.0**-29  # float64's rounding, with a margin, as a share of the difference of the two passes

@@ -21,7 +21,7 @@ from torch import Tensor
 from rankscope.deviation.activations import over
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
-from rankscope.nets.kernels import linear_logs
+from rankscope.nets import linear_logs
 
 FAR = 150.0  # logs of ratios of phi from which on scores are formed as sums of logs
 LARGE = 0.5  # the |u| above which log(1 + u) is taken as the log of 1 + u

@@ -25,11 +25,18 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Block, PassSettings, TokenOrder, Transformer, traverse
-from rankscope.nets.kernels import KERNELS, kernel_of
-from rankscope.nets.parts import pieces
-from rankscope.nets.streaming import streams
-from rankscope.nets.weights import converted
+from rankscope.nets import (
+    KERNELS,
+    Block,
+    PassSettings,
+    TokenOrder,
+    Transformer,
+    converted,
+    kernel_of,
+    pieces,
+    streams,
+    traverse,
+)
 from rankscope.shapes import Float
 
 

@@ -1,6 +1,6 @@
 """Metrics of a step in deviation arithmetic.
 
-Called by `profiles/steps.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
+Called by `profiles/readers.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
 metric that brings a `rule` is read by it at any scale, off the interfaces of `metrics/log_readings.py`, which
 the three classes below are. Others are read off ordinary float64 tokens in units of their own size, `X = e^s
 Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.
@@ -20,8 +20,7 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, LogScales, Scaled
 from rankscope.deviation.state import State
-from rankscope.metrics import Metric, PatternRows, Reading
-from rankscope.metrics.log_readings import SMALLEST, UNIT
+from rankscope.metrics import SMALLEST, UNIT, Metric, PatternRows, Reading
 from rankscope.nets import NormWeights
 
 LARGEST = torch.finfo(torch.float64).max

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import Answers, Presuming, Recording, answering
 from rankscope.deviation.structures import form, tensors_of
-from rankscope.nets import Transformer
-from rankscope.nets.weights import converted
+from rankscope.nets import Transformer, converted
 
 MEMORY_SHARE = 1 / 8  # the part of a GPU's memory that captured computations may hold
 MOST_COMPUTATIONS = 64  # computations that are remembered, the latest

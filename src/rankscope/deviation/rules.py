@@ -30,8 +30,7 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import ScoreParts, Scores, StateHeads
 from rankscope.deviation.softmax import balanced, split
 from rankscope.deviation.state import State
-from rankscope.nets import Architecture, Block, Half, Linear, PassSettings
-from rankscope.nets.weights import LATENT_EPS, Latent
+from rankscope.nets import LATENT_EPS, Architecture, Block, Half, Latent, Linear, PassSettings
 
 
 class Deviation(PartOperations):

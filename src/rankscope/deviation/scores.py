@@ -26,9 +26,7 @@ from rankscope.deviation.scaled import STEEPEST, PerturbTensor, Scaled, largest_
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import quotient
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, AttentionWeights, NormWeights, PassSettings
-from rankscope.nets.kernels import kernel_of
-from rankscope.nets.positions import by_offset, rotate
+from rankscope.nets import Architecture, AttentionWeights, NormWeights, PassSettings, by_offset, kernel_of, rotate
 from rankscope.shapes import Float, Int
 
 HeadNorm = Callable[[Scaled, Scaled, NormWeights], tuple[Scaled, Scaled]]  # Of queries or keys, common part and rest

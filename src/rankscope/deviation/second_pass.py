@@ -34,8 +34,7 @@ from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, r
 from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
-from rankscope.nets import AttentionRequest, Block, PassSettings, Step
-from rankscope.nets.weights import converted
+from rankscope.nets import AttentionRequest, Block, PassSettings, Step, converted
 from rankscope.shapes import Bool
 
 EXAGGERATED = 4

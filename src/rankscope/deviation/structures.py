@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rankscope.nets.weights import Structure, converted, outline
+from rankscope.nets import Structure, converted, outline
 from rankscope.shapes import Float
 
 

@@ -13,8 +13,7 @@ from rankscope.engine.cluster import Cluster
 from rankscope.engine.shared_inputs import ZeroCopyPickle, dump
 from rankscope.errors import SweepError
 from rankscope.metrics import METRICS, chosen_metrics
-from rankscope.profiles import Profile
-from rankscope.profiles.corpus import BatchMeasurement
+from rankscope.profiles import BatchMeasurement, Profile
 
 
 def measure_on_cluster(

@@ -22,9 +22,7 @@ from rankscope.figures.escaping import plain
 from rankscope.figures.page import page_figure
 from rankscope.paths import carried, decompose
 from rankscope.paths.figures import lengths_chart
-from rankscope.profiles import Profile
-from rankscope.profiles.cloud import cloud_rows
-from rankscope.profiles.figures import cloud_chart, curves_chart
+from rankscope.profiles import Profile, cloud_chart, cloud_rows, curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, BoundView, Certificates, certify
 from rankscope.theory.figures import bounds_chart

@@ -12,9 +12,7 @@ from rankscope.explorer.controls import RANDOM, Controls
 from rankscope.explorer.network_cache import chosen_remedies
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.profiles import Profile, one_pass, readings_table
-from rankscope.profiles.readers import MetricReader, ShapeReader
-from rankscope.profiles.steps import ResidualShape
+from rankscope.profiles import MetricReader, Profile, ResidualShape, ShapeReader, one_pass, readings_table
 from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")

@@ -31,7 +31,7 @@ from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
 from rankscope.lab import task as task_of
 from rankscope.live.modules import Blocks
 from rankscope.nets import Architecture, Transformer, usual_modes
-from rankscope.nets.modes import CPU
+from rankscope.nets import CPU
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 from rankscope.results import Plot, Result, Section, Table

@@ -36,9 +36,9 @@ from rankscope.forecasts.score_gradients import (
     query_and_key,
     uncancelled,
 )
-from rankscope.metrics.log_readings import FARTHEST
-from rankscope.nets import Block, Layer, Plain, Transformer, shapes, traverse
-from rankscope.nets.weights import converted, named
+from rankscope.metrics import FARTHEST
+from rankscope.nets import Block, Layer, Plain, Transformer, converted, shapes, traverse
+from rankscope.nets.weights import named
 from rankscope.shapes import Float
 
 KINDS = {

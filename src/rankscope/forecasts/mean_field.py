@@ -41,6 +41,7 @@ from rankscope.nets import (
     Architecture,
     Block,
     Half,
+    Latent,
     Linear,
     PassSettings,
     Plain,
@@ -48,7 +49,6 @@ from rankscope.nets import (
     norm_of,
     traverse,
 )
-from rankscope.nets.weights import Latent
 from rankscope.shapes import Float
 
 Covariance = Float[Tensor, "batch token token"]

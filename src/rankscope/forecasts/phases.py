@@ -36,9 +36,8 @@ import numpy as np
 import torch
 
 from rankscope.forecasts.mean_field import expansion, gain_of, mean_square, products, refuse, refuse_parts
-from rankscope.nets import ACTIVATIONS, Arithmetic, Block, Half, Linear, Transformer, norm_of, traverse
+from rankscope.nets import ACTIVATIONS, Arithmetic, Block, Half, Linear, Transformer, norm_of, rotary_tables, traverse
 from rankscope.nets import mask_matrix as matrix
-from rankscope.nets.positions import rotary_tables
 
 RANK, ENTROPY, NEITHER = "rank collapse", "entropy collapse", "neither"
 

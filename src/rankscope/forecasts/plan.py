@@ -9,10 +9,8 @@ import torch
 from rankscope.errors import ArchitectureError, RankscopeError
 from rankscope.forecasts.readings import architecture_numbers, readings
 from rankscope.lab import Initialisation, Model, Recipe, Task, Training
-from rankscope.nets import Architecture, Mask, Transformer
+from rankscope.nets import Architecture, Mask, MaskLike, Transformer, chosen_layers, with_layers
 from rankscope.nets import mask_matrix as matrix
-from rankscope.nets.masks import MaskLike
-from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 
 FORMS = ("kernel", "mask", "positions", "mlp", "activation", "experts", "norm", "norm_place", "final_norm", "parallel",

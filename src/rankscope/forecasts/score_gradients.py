@@ -25,9 +25,7 @@ from rankscope.deviation import LOWEST, DeviationPattern, Scaled, State
 from rankscope.deviation.attention import Values
 from rankscope.deviation.scaled import spread
 from rankscope.deviation.scores import StateHeads
-from rankscope.nets import Architecture, AttentionWeights, Block
-from rankscope.nets.parts import pieces
-from rankscope.nets.positions import rotate
+from rankscope.nets import Architecture, AttentionWeights, Block, pieces, rotate
 from rankscope.remedies.shaping import PatternShaping
 
 

@@ -17,10 +17,20 @@ from torch import Tensor, nn
 from rankscope.live import AttentionCall
 from rankscope.live.attention import OnAttention
 from rankscope.live.attention.scores import WrittenScores
-from rankscope.nets import Block, Dropout, PassSettings, Plain, Transformer, contributions, traverse
-from rankscope.nets.dropout import DropoutRules
+from rankscope.nets import (
+    Block,
+    Dropout,
+    DropoutRules,
+    Memory,
+    PassSettings,
+    Plain,
+    Seen,
+    Transformer,
+    contributions,
+    traverse,
+)
 from rankscope.nets.kernels import scores
-from rankscope.nets.pass_settings import Memory, Seen, unpadded
+from rankscope.nets.pass_settings import unpadded
 from rankscope.nets.tensors import built
 from rankscope.shapes import Bool, Float
 

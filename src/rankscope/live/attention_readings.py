@@ -26,10 +26,8 @@ from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import isolated, to_float64_device
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
-from rankscope.metrics import Metric, Reading, RowStatistics, unit_of
-from rankscope.metrics.metric import from_statistics
-from rankscope.profiles import Readings, read_tensor
-from rankscope.profiles.readings import nan_where_broken, row_sum_defect
+from rankscope.metrics import Metric, Reading, RowStatistics, from_statistics, unit_of
+from rankscope.profiles import Readings, nan_where_broken, read_tensor, row_sum_defect
 from rankscope.shapes import Float
 
 FLOAT64_MISS = 1e-11  # products of a model in float64 miss by less, unless it computes attention in float32

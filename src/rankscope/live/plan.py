@@ -20,8 +20,7 @@ from rankscope.live.left_out import LeftOut
 from rankscope.live.modules import Blocks, NamedStacks, find_blocks, named_stacks, own_parameters, stacks, submodules
 from rankscope.live.padding import is_decoder, is_decoder_name
 from rankscope.live.tensor_parallel import TensorParallel, tensor_parallel_of
-from rankscope.metrics import Metric, MetricsLike, chosen_metrics
-from rankscope.metrics.residuals import from_norms
+from rankscope.metrics import Metric, MetricsLike, chosen_metrics, from_norms
 from rankscope.nets import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 

@@ -1,19 +1,27 @@
 """Numbers that say how uniform tokens are: pure functions of tensors, batched and padding-aware."""
 
 from rankscope.metrics.attention import (
+    defect_of_rows,
     dobrushin,
     effective_keys,
     entropy,
+    entropy_of_rows,
     first_token_mass,
+    first_token_of_rows,
     largest_logit,
     row_sum_defect,
     second_singular_value,
     spectral_gap,
 )
 from rankscope.metrics.catalogue import METRICS, MetricsLike, chosen_metrics, direction_of, is_share, metric, symbol_of
+from rankscope.metrics.centre import centred
 from rankscope.metrics.cosine import cosines, max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
-from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Of, Reading
+from rankscope.metrics.distances import largest_square_distance, largest_sum_distance
+from rankscope.metrics.log_readings import FARTHEST, SMALLEST, UNIT
+from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Of, Reading, from_statistics
 from rankscope.metrics.residuals import (
+    NORMS,
+    from_norms,
     high_frequency_share,
     max_residual,
     mu,
@@ -25,10 +33,11 @@ from rankscope.metrics.residuals import (
     spectral_residual,
 )
 from rankscope.metrics.routing import expert_entropy, expert_load
-from rankscope.metrics.row_statistics import RowStatistics
-from rankscope.metrics.rows import PatternRows
+from rankscope.metrics.rows import PatternRows, RowStatistics
+from rankscope.metrics.samples import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
 from rankscope.metrics.spectrum import (
     affine_rank,
+    affine_rank_with_doubt,
     effective_rank,
     numerical_rank,
     participation_ratio,
@@ -43,13 +52,15 @@ from rankscope.metrics.token_norms import composite_norm, frobenius_norm
 from rankscope.metrics.tokens import Tokens, Values, tokens_of, unit_of, valid_tokens
 
 __all__ = [
-    "METRICS", "Meaning", "Metric", "MetricsLike", "Of", "PatternRows", "ROUNDING", "Reading", "RowStatistics",
-    "Tokens", "Values", "affine_rank", "chosen_metrics", "composite_norm", "cosines", "direction_of", "dobrushin",
-    "effective_keys", "effective_rank", "entropy", "expert_entropy", "expert_load", "first_token_mass",
-    "frobenius_norm", "high_frequency_share", "is_share", "largest_logit", "max_cosine_gap", "max_residual",
-    "mean_abs_cosine", "mean_cosine", "mean_cosine_gap", "metric", "min_cosine", "mu", "numerical_rank",
-    "participation_ratio", "relative_max_residual", "relative_mu", "relative_residual", "relative_spectral_residual",
-    "residual", "residual_effective_rank", "residual_singular_ratio", "residual_stable_rank", "row_sum_defect",
-    "second_singular_value", "sigma_min", "singular_values", "spectral_gap", "spectral_residual", "stable_rank",
-    "symbol_of", "tokens_of", "unit_of", "valid_tokens",
+    "FARTHEST", "METRICS", "Meaning", "Metric", "MetricsLike", "NORMS", "Of", "PatternRows", "ROUNDING", "Reading",
+    "RowStatistics", "SMALLEST", "Tokens", "UNIT", "Values", "affine_rank", "affine_rank_with_doubt", "alignment",
+    "alpha_req", "centred", "chosen_metrics", "composite_norm", "cosines", "defect_of_rows", "direction_of",
+    "distance_floor", "dobrushin", "effective_keys", "effective_rank", "entropy", "entropy_of_rows", "expert_entropy",
+    "expert_load", "first_token_mass", "first_token_of_rows", "frobenius_norm", "from_norms", "from_statistics",
+    "high_frequency_share", "is_share", "largest_logit", "largest_square_distance", "largest_sum_distance", "lidar",
+    "max_cosine_gap", "max_residual", "mean_abs_cosine", "mean_cosine", "mean_cosine_gap", "metric", "min_cosine", "mu",
+    "numerical_rank", "participation_ratio", "rankme", "rankme_floor", "relative_max_residual", "relative_mu",
+    "relative_residual", "relative_spectral_residual", "residual", "residual_effective_rank", "residual_singular_ratio",
+    "residual_stable_rank", "row_sum_defect", "second_singular_value", "sigma_min", "singular_values", "spectral_gap",
+    "spectral_residual", "stable_rank", "symbol_of", "tokens_of", "uniformity", "unit_of", "valid_tokens",
 ]  # fmt: skip

@@ -8,12 +8,11 @@ pattern holds NaN or infinity.
 import torch
 from torch import Tensor
 
-from rankscope.errors import TokensError
+from rankscope.errors import TokensError, require
 from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
-from rankscope.metrics.row_statistics import RowStatistics
-from rankscope.metrics.rows import PatternRows, dobrushin_by_head, gap_by_head, second_by_head
+from rankscope.metrics.rows import PatternRows, RowStatistics, dobrushin_by_head, gap_by_head, second_by_head
 from rankscope.metrics.tokens import nobody_can_look, valid_tokens
 from rankscope.shapes import Bool, Float
 
@@ -41,10 +40,9 @@ def _ready(P: Tensor, padding: Tensor | None) -> tuple[Float[Tensor, "*batch hea
 
 def _square(P: Tensor, padding: Tensor | None) -> tuple[Tensor, Valid]:
     """P as it is, and which tokens are valid; refused if P is no square of floating numbers."""
-    if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
-        raise TokensError(f"attention must be [batch, head, token, token]; received {tuple(P.shape)}", subject="P")
-    if not P.is_floating_point():
-        raise TokensError(f"attention must be of a floating dtype; received {P.dtype}", subject="P")
+    sentence = f"attention must be [batch, head, token, token]; received {tuple(P.shape)}"
+    require(P.ndim >= 3 and P.shape[-1] == P.shape[-2], sentence, TokensError, "P")
+    require(P.is_floating_point(), f"attention must be of a floating dtype; received {P.dtype}", TokensError, "P")
     return P, valid_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
 
 

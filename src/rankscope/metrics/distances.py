@@ -5,28 +5,13 @@ of `theory/readings.py` are the second. Only the largest distance of each matrix
 distances of all pairs where that can be avoided: on a GPU `distances_triton.py` compares rows where it reads them.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
+from rankscope.metrics.token_norms import on_gpu
 from rankscope.shapes import Bool, Float
 
 AT_ONCE = 2**26  # Bytes of products of rows that are held at once
-HAS_TRITON = find_spec("triton") is not None
-
-
-def has_kernel(P: Tensor) -> bool:
-    """True if the kernel for GPUs takes this tensor: ordinary float64, which nobody differentiates."""
-    differentiated = P.requires_grad and torch.is_grad_enabled()
-    return (
-        P.is_cuda
-        and HAS_TRITON
-        and P.numel() > 0
-        and P.dtype == torch.float64
-        and type(P) is Tensor
-        and not differentiated
-    )
 
 
 def largest_sum_distance(
@@ -38,7 +23,7 @@ def largest_sum_distance(
         P: Matrices of one row at least.
         valid: True at rows that count; None if all do.
     """
-    if has_kernel(P):
+    if P.dtype == torch.float64 and on_gpu(P):
         from rankscope.metrics.distances_triton import fused_sum_distance
 
         return fused_sum_distance(P, valid)

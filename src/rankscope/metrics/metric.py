@@ -17,10 +17,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, one_of
+from rankscope.errors import MetricError, require, require_one_of
 from rankscope.metrics.centre import Centre
-from rankscope.metrics.row_statistics import RowStatistics
-from rankscope.metrics.rows import PatternRows
+from rankscope.metrics.rows import PatternRows, RowStatistics
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 from rankscope.shapes import Bool, Float
 
@@ -129,17 +128,15 @@ class Metric:
     contexts are read where a number of each row will not do."""
 
     def __post_init__(self) -> None:
-        if self.of not in get_args(Of):
-            raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)), subject="of")
-        if self.degree and (self.count or self.of in ("attention", "scores", "routing")):
-            sentence = "a count and a metric of attention, scores or routing have degree 0"
-            raise MetricError(f"{sentence}; {self.name!r} has {self.degree:g}", subject="degree")
-        if self.degree and self.scale is None:
-            sentence = f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale"
-            raise MetricError(f"{sentence}: give scale=, what rounding is relative to", subject="scale")
-        if self.of == "scores" and self.from_scores is None:
-            sentence = f"a metric of scores must say how it is read off rows; {self.name!r} has no from_scores"
-            raise MetricError(sentence, subject="from_scores")
+        require_one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of), MetricError, "of")
+        scaled = not self.count and self.of in ("tokens", "heads")
+        sentence = f"a count and a metric of attention, scores or routing have degree 0; {self.name!r} has"
+        require(scaled or not self.degree, f"{sentence} {self.degree:g}", MetricError, "degree")
+        sentence = f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale"
+        advice = "give scale=, what rounding is relative to"
+        require(self.scale is not None or not self.degree, f"{sentence}: {advice}", MetricError, "scale")
+        sentence = f"a metric of scores must say how it is read off rows; {self.name!r} has no from_scores"
+        require(self.of != "scores" or self.from_scores is not None, sentence, MetricError, "from_scores")
         object.__setattr__(self, "symbol", self.symbol or self.name)
         object.__setattr__(self, "tex", self.tex or tex_of(self.name))
 
@@ -186,10 +183,8 @@ class Metric:
     def about(self, centre: str) -> "Metric":
         """This residual about another centre than the mean, named `name@centre`."""
         name = f"{self.name}@{centre}"
-        if not self.centres:
-            raise MetricError(f"only a residual or mu has a centre to choose; got {name!r}", subject="centre")
-        if centre not in get_args(Centre):
-            raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+        require(self.centres, f"only a residual or mu has a centre to choose; got {name!r}", MetricError, "centre")
+        require_one_of("centre", centre, get_args(Centre), MetricError)
         compute = partial(self.compute, centre=centre)
         rule = None if self.rule is None else partial(self.rule, centre=centre)
         meaning = self.meaning
@@ -208,8 +203,8 @@ class Metric:
     def of_heads(self) -> "Metric":
         """A metric of tokens read off what each head adds to the attention branch, named `head_name`."""
         name = f"head_{self.name}"
-        if self.of != "tokens":
-            raise MetricError(f"head_ goes before a metric of tokens, as in head_mu; got {name!r}", subject="metric")
+        sentence = f"head_ goes before a metric of tokens, as in head_mu; got {name!r}"
+        require(self.of == "tokens", sentence, MetricError, "metric")
         symbol, tex = f"{self.symbol}, X = head", rf"{self.tex},\ X = \mathrm{{head}}"
         return replace(self, name=name, of="heads", symbol=symbol, tex=tex, direction=0, share=False)
 

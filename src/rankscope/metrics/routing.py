@@ -8,7 +8,7 @@ it: with k experts chosen for each token, loads sum to k. A sample without token
 import torch
 from torch import Tensor
 
-from rankscope.errors import TokensError
+from rankscope.errors import TokensError, require
 from rankscope.metrics.metric import Meaning, Metric
 from rankscope.metrics.tokens import valid_tokens
 from rankscope.shapes import Float
@@ -18,9 +18,8 @@ Values = Float[Tensor, "*batch"]
 
 def loads(p: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch expert"]:
     """The share of valid tokens that go through each expert."""
-    if p.ndim < 2 or not p.is_floating_point():
-        got = f"{p.dtype} of {tuple(p.shape)}"
-        raise TokensError(f"routing must be floating weights [batch, token, expert]; received {got}", subject="p")
+    sentence = f"routing must be floating weights [batch, token, expert]; received {p.dtype} of {tuple(p.shape)}"
+    require(p.ndim >= 2 and p.is_floating_point(), sentence, TokensError, "p")
     valid = valid_tokens(p.shape[:-1], padding, p.device)
     taken = ((p > 0) & valid[..., None]).sum(-2).to(torch.float64)
     return taken / valid.sum(-1, keepdim=True)

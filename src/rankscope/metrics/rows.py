@@ -1,6 +1,7 @@
 """An attention matrix by its rows, which may be made as they are asked for, and metrics of large ones.
 
-A metric that needs rows more than once takes a block at a time, as often as it likes; P is never held whole.
+A metric that needs rows more than once takes a block at a time, as often as it likes; P is never held whole. Of rows
+that nobody makes, `RowStatistics` are known.
 
 **Singular values** (`two_largest`). Block bidiagonalisation (Golub, Kahan 1965) with full
 reorthogonalisation: from orthonormal columns Q, `P Q = U B` and `P^T U = Q B^T + Q' R`. A singular triple (s,
@@ -33,6 +34,49 @@ from torch import Tensor
 from rankscope.shapes import Bool, Float
 
 AT_ONCE = 2**25  # bytes of a block of rows
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """What attention does, row by row, in five numbers of every query that need no pattern.
+
+    Of the scores `s_ij` of query i over the keys j that the query sees, and of their softmax P:
+
+    | number    | what it is                  | what it is for                                                         |
+    |-----------|-----------------------------|------------------------------------------------------------------------|
+    | `log_sum` | `log sum_j e^{s_ij}`        | the log-sum-exp that flash attention keeps for its backward pass       |
+    | `mean`    | `sum_j P_ij s_ij`           | the entropy is `log_sum - mean`: `-sum P log P = sum P (log_sum - s)`  |
+    | `largest` | `max_j s_ij`                | the largest logit                                                      |
+    | `first`   | `P_ij` of the first key     | the attention sink                                                     |
+    | `square`  | `sum_j P_ij^2`              | `1 / square` is the effective number of keys                           |
+
+    A head with a sink (gpt-oss) has one more score in each row, which leads to no value. In `log_sum`, `mean` and
+    `square` the sink counts as one more key; in `largest` it does not.
+
+    All are NaN, and `largest` minus infinity, of a query that sees no key. Made by `live/attention/row_statistics.py`;
+    read by metrics with a rule `from_scores` (`attention.py`).
+    """
+
+    log_sum: Float[Tensor, "batch head query"]
+    mean: Float[Tensor, "batch head query"]
+    largest: Float[Tensor, "batch head query"]
+    first: Float[Tensor, "batch head query"]
+    square: Float[Tensor, "batch head query"]
+
+    @property
+    def entropy(self) -> Float[Tensor, "batch head query"]:
+        """The entropy of each row in nats."""
+        return (self.log_sum - self.mean).clamp(min=0.0)
+
+    @property
+    def effective_keys(self) -> Float[Tensor, "batch head query"]:
+        """The effective number of keys of each row, `1 / sum_j P_ij^2`."""
+        return 1 / self.square
+
+    @property
+    def blind(self) -> Bool[Tensor, "batch head query"]:
+        """True at queries that see no key."""
+        return self.largest == -float("inf")
 
 
 @dataclass(frozen=True)

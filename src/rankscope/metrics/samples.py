@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankscope.errors import MetricError, TokensError
+from rankscope.errors import MetricError, TokensError, require
 from rankscope.metrics.metric import ROUNDING
 from rankscope.metrics.tokens import unit_of
 from rankscope.shapes import Float
@@ -89,9 +89,9 @@ def alpha_req(Z: Embeddings, first: int = 11, last: int = 50, dtype: torch.dtype
     size = torch.linalg.matrix_norm(X)
     X = X - X.mean(-2, keepdim=True)
     last = min(last, X.shape[-1], X.shape[-2] - 1)
-    if first < 1 or last <= first:
-        came = f"of {X.shape[-2]} samples of width {X.shape[-1]} those from {first} to {last} came"
-        raise MetricError(f"alpha-ReQ must have two eigenvalues to fit; {came}: give more samples", subject="first")
+    came = f"of {X.shape[-2]} samples of width {X.shape[-1]} those from {first} to {last} came"
+    sentence = f"alpha-ReQ must have two eigenvalues to fit; {came}: give more samples"
+    require(1 <= first < last, sentence, MetricError, "first")
     values = torch.linalg.svdvals(X).square()[..., first - 1 : last]
     rank = torch.arange(first, last + 1, dtype=X.dtype, device=X.device)
     x, y, w = rank.log(), values.log(), 1 / rank
@@ -118,9 +118,8 @@ def lidar(views: Views, delta: float = 1e-4, eps: float = 1e-8, dtype: torch.dty
         dtype: The dtype that embeddings were computed in, if it is coarser than their own, as under autocast.
     """
     X = _wide(views)
-    if X.ndim < 3:
-        came = f"received {tuple(X.shape)}"
-        raise TokensError(f"views must be [sample, view, width]; {came}: stack the views of a sample", subject="views")
+    sentence = f"views must be [sample, view, width]; received {tuple(X.shape)}: stack the views of a sample"
+    require(X.ndim >= 3, sentence, TokensError, "views")
     centre = X.mean(-2)
     between = centre - centre.mean(-2, keepdim=True)
     within = (X - centre[..., None, :]).flatten(-3, -2)
@@ -144,14 +143,11 @@ def uniformity(Z: Embeddings, t: float = 2.0) -> Numbers:
     """
     X = F.normalize(_wide(Z), dim=-1)
     pairs = torch.triu_indices(X.shape[-2], X.shape[-2], offset=1, device=X.device)
-    square = (X[..., pairs[0], :] - X[..., pairs[1], :]).square().sum(-1) if X.shape[-2] <= 256 else _squares(X, pairs)
+    if X.shape[-2] <= 256:
+        square = (X[..., pairs[0], :] - X[..., pairs[1], :]).square().sum(-1)
+    else:  # of many points, their products are fewer numbers
+        square = (2 - 2 * (X @ X.mT)[..., pairs[0], pairs[1]]).clamp(min=0.0)
     return (-t * square).logsumexp(-1) - math.log(max(1, pairs.shape[1]))
-
-
-def _squares(X: Embeddings, pairs: Tensor) -> Tensor:
-    """Squared distances of pairs of points of length one, from their products: of many points, fewer numbers."""
-    products = X @ X.mT
-    return (2 - 2 * products[..., pairs[0], pairs[1]]).clamp(min=0.0)
 
 
 def alignment(Z: Embeddings, other: Embeddings, power: float = 2.0) -> Numbers:
@@ -162,9 +158,8 @@ def alignment(Z: Embeddings, other: Embeddings, power: float = 2.0) -> Numbers:
         other: Embeddings of another view of the same samples.
         power: The power of the distance.
     """
-    if Z.shape != other.shape:
-        sentence = f"two views must have the same shape; got {tuple(Z.shape)} and {tuple(other.shape)}"
-        raise TokensError(sentence, subject="other")
+    sentence = f"two views must have the same shape; got {tuple(Z.shape)} and {tuple(other.shape)}"
+    require(Z.shape == other.shape, sentence, TokensError, "other")
     X, Y = F.normalize(_wide(Z), dim=-1), F.normalize(_wide(other), dim=-1)
     return (X - Y).norm(dim=-1).pow(power).mean(-1)
 
@@ -183,9 +178,7 @@ def distance_floor(dtype: torch.dtype = torch.float32) -> float:
 
 def _wide(Z: Tensor) -> Tensor:
     """Embeddings in float64; raises if they have another shape, or entries that are no numbers."""
-    if Z.ndim < 2 or not Z.is_floating_point() or 0 in Z.shape[-2:]:
-        came = f"{Z.dtype} of shape {tuple(Z.shape)}"
-        raise TokensError(f"embeddings must be floating, [sample, width]; got {came}", subject="Z")
-    if not bool(Z.isfinite().all()):
-        raise TokensError("embeddings must be finite; some entries are NaN or infinite", subject="Z")
+    sentence = f"embeddings must be floating, [sample, width]; got {Z.dtype} of shape {tuple(Z.shape)}"
+    require(Z.ndim >= 2 and Z.is_floating_point() and 0 not in Z.shape[-2:], sentence, TokensError, "Z")
+    require(Z.isfinite().all(), "embeddings must be finite; some entries are NaN or infinite", TokensError, "Z")
     return Z.to(torch.float64)

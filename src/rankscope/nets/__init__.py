@@ -1,34 +1,71 @@
 """Networks: a frozen description, one readable reference transformer, and its variants."""
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.devices import check_device, free_memory
-from rankscope.nets.dropout import Dropout, training_states
-from rankscope.nets.graphs import MaskGraph, graph, matrix_graph
-from rankscope.nets.kernels import Kernel
-from rankscope.nets.masks import Mask
+from rankscope.nets.devices import check_device, check_dtype, format_bytes, free_memory, machine_memory, usual_modes
+from rankscope.nets.dropout import Dropout, DropoutRules, training_states
+from rankscope.nets.fields import BIASES
+from rankscope.nets.kernels import KERNELS, Kernel, kernel_of, linear_logs
+from rankscope.nets.masks import Mask, MaskGraph, MaskLike, graph, matrix_graph
 from rankscope.nets.masks import matrix as mask_matrix
-from rankscope.nets.mlp import ACTIVATIONS, Experts
-from rankscope.nets.modes import usual_modes
-from rankscope.nets.norms import Norm, NormWeights, norm_of
-from rankscope.nets.order import Branch, Half, active_heads
-from rankscope.nets.origin import Encoded, Inputs, Origin
-from rankscope.nets.padding import TokenOrder, padding_from
-from rankscope.nets.parts import Part
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain, Tokens, affine, contributions
-from rankscope.nets.steps import ForwardPass, Step
-from rankscope.nets.streaming import AttentionRequest
-from rankscope.nets.tensors import shapes
+from rankscope.nets.mlp import ACTIVATIONS, Experts, chosen_experts, chosen_weights, log_sigmoid
+from rankscope.nets.norms import UNWEIGHTED, Norm, NormWeights, norm_of, normalise
+from rankscope.nets.order import Branch, Branching, Half, active_heads
+from rankscope.nets.origin import Encoded, Inputs, Origin, titled, weights_of
+from rankscope.nets.parts import Part, pieces
+from rankscope.nets.pass_settings import Memory, PassSettings, Seen, TokenOrder, padding_from
+from rankscope.nets.plain import (
+    ForwardPass,
+    HeadOutputs,
+    Heads,
+    Plain,
+    RowOutputs,
+    Square,
+    Step,
+    Tokens,
+    affine,
+    contributions,
+)
+from rankscope.nets.positions import by_offset, rotary_tables, rotate, score_bias
+from rankscope.nets.storage import digests, is_saved, read_tensors, write_tensors
+from rankscope.nets.streaming import (
+    AttentionRequest,
+    PatternNumbers,
+    StreamedPlain,
+    size_of_attention,
+    streamed,
+    streams,
+)
+from rankscope.nets.tensors import assemble_layer, assemble_stored, layer_shapes, shapes
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Arithmetic, Block, traverse
-from rankscope.nets.variants import DEFINED, PUBLISHED
-from rankscope.nets.weights import AttentionWeights, Layer, Linear, MLPWeights, StreamedLayers, release
+from rankscope.nets.variants import DEFINED, PUBLISHED, chosen_layers, kept_heads, with_layers
+from rankscope.nets.weights import (
+    LATENT_EPS,
+    AttentionWeights,
+    ExpertWeights,
+    Latent,
+    Layer,
+    LayerSource,
+    Linear,
+    MLPWeights,
+    StreamedLayers,
+    Structure,
+    converted,
+    outline,
+    release,
+)
 
 __all__ = [
-    "ACTIVATIONS", "Architecture", "Arithmetic", "AttentionRequest", "AttentionWeights", "Block", "Branch", "DEFINED",
-    "Dropout", "Encoded", "Experts", "ForwardPass", "Half", "Inputs", "Kernel", "Layer", "Linear", "MLPWeights", "Mask",
-    "MaskGraph", "Norm", "NormWeights", "Origin", "PUBLISHED", "Part", "PassSettings", "Plain", "Step",
-    "StreamedLayers", "TokenOrder", "Tokens", "Transformer", "active_heads", "affine", "check_device", "contributions",
-    "free_memory", "graph", "mask_matrix", "matrix_graph", "norm_of", "padding_from", "release", "shapes",
-    "training_states", "traverse", "usual_modes",
+    "ACTIVATIONS", "Architecture", "Arithmetic", "AttentionRequest", "AttentionWeights", "BIASES", "Block", "Branch",
+    "Branching", "DEFINED", "Dropout", "DropoutRules", "Encoded", "ExpertWeights", "Experts", "ForwardPass", "Half",
+    "HeadOutputs", "Heads", "Inputs", "KERNELS", "Kernel", "LATENT_EPS", "Latent", "Layer", "LayerSource", "Linear",
+    "MLPWeights", "Mask", "MaskGraph", "MaskLike", "Memory", "Norm", "NormWeights", "Origin", "PUBLISHED", "Part",
+    "PassSettings", "PatternNumbers", "Plain", "RowOutputs", "Seen", "Square", "Step", "StreamedLayers",
+    "StreamedPlain", "Structure", "TokenOrder", "Tokens", "Transformer", "UNWEIGHTED", "active_heads", "affine",
+    "assemble_layer", "assemble_stored", "by_offset", "check_device", "check_dtype", "chosen_experts", "chosen_layers",
+    "chosen_weights", "contributions", "converted", "digests", "format_bytes", "free_memory", "graph", "is_saved",
+    "kept_heads", "kernel_of", "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix",
+    "matrix_graph", "norm_of", "normalise", "outline", "padding_from", "pieces", "read_tensors", "release",
+    "rotary_tables", "rotate", "score_bias", "shapes", "size_of_attention", "streamed", "streams", "titled",
+    "training_states", "traverse", "usual_modes", "weights_of", "with_layers", "write_tensors",
 ]  # fmt: skip

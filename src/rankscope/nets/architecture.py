@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import ArchitectureError, FileError
+from rankscope.errors import ArchitectureError, FileError, require
 from rankscope.nets.checks import TUPLES, among, check_types, problems, raise_first, size_problems
 from rankscope.nets.fields import BIASES, ArchitectureFields
 from rankscope.nets.masks import Mask, mask_spec
@@ -145,9 +145,8 @@ class Architecture(ArchitectureFields):
         for name in fields:
             raise_first(among(name, name, known, what="architecture field"))
         for name in ("layers", "width", "heads"):
-            if name not in fields:
-                sentence = f"an architecture needs layers, width and heads; {name} is missing"
-                raise ArchitectureError(sentence, subject=name)
+            sentence = f"an architecture needs layers, width and heads; {name} is missing"
+            require(name in fields, sentence, ArchitectureError, name)
         values = {name: _resolved(_with_tuples(value), objects) for name, value in fields.items()}
         if isinstance(values.get("experts"), dict):
             values["experts"] = Experts.from_dict(values["experts"])
@@ -164,9 +163,8 @@ class Architecture(ArchitectureFields):
         except (OSError, ValueError, RecursionError) as error:
             sentence = f"{path} must be a JSON file of architecture fields; {error}"
             raise FileError(sentence, subject=str(path)) from error
-        if not isinstance(fields, dict):
-            sentence = f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}"
-            raise FileError(sentence, subject=str(path))
+        sentence = f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}"
+        require(isinstance(fields, dict), sentence, FileError, str(path))
         return cls.from_dict(fields, own)
 
 

@@ -11,7 +11,7 @@ from rankscope.nets.kernels import KERNELS, Kernel, kernel_of
 from rankscope.nets.masks import Mask
 from rankscope.nets.mlp import ACTIVATIONS, Experts
 from rankscope.nets.norms import NORMS, Norm
-from rankscope.nets.parts import PLACES, Part, pieces
+from rankscope.nets.parts import PLACES, Part
 
 DEEPEST = 10**6  # Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen
 TUPLES = ("kept_heads", "rotary_frequencies", "rotary_scales", "rotary_grid", "bare_layers", "parts")
@@ -49,9 +49,7 @@ def check_types(arch: ArchitectureFields) -> None:
 
 def size_problems(arch: ArchitectureFields) -> Problems:
     """Fields that must be right before the usual values are filled in."""
-    for name in ("layers", "width", "heads"):
-        if getattr(arch, name) < 1:
-            yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
+    yield from _at_least_one(arch, "layers", "width", "heads")
     if arch.layers > DEEPEST:
         yield "layers", f"layers must be at most {DEEPEST}; got {arch.layers}"
     for name in ("head_width", "divisor"):
@@ -68,6 +66,12 @@ def size_problems(arch: ArchitectureFields) -> Problems:
             yield name, f"{name} must be a tuple; got {value!r}"
 
 
+def _at_least_one(arch: ArchitectureFields, *names: str) -> Problems:
+    for name in names:
+        if getattr(arch, name) < 1:
+            yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
+
+
 def problems(arch: ArchitectureFields) -> Problems:
     """Every field, and what fields must be together."""
     yield from among("mlp", arch.mlp, get_args(MLP))
@@ -81,9 +85,8 @@ def problems(arch: ArchitectureFields) -> Problems:
     yield from among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
     for part in arch.biases if isinstance(arch.biases, tuple) else ():
         yield from among("biases", part, BIASES)
-    for name in ("key_heads", "head_width", "value_width", "mlp_width", "length", "bias_buckets", "bias_reach"):
-        if getattr(arch, name) < 1:
-            yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
+    widths = ("key_heads", "head_width", "value_width", "mlp_width")
+    yield from _at_least_one(arch, *widths, "length", "bias_buckets", "bias_reach")
     for name in ("divisor", "rotary_base"):
         if not 0 < getattr(arch, name) < math.inf:
             yield name, f"{name} must be a finite number > 0; got {getattr(arch, name)!r}"
@@ -198,7 +201,7 @@ def _parts(arch: ArchitectureFields) -> Problems:
     names = [getattr(part, "name", None) for part in arch.parts]
     if twice := [name for name in names if name and names.count(name) > 1]:
         yield "parts", f"parts must have different names, under which tensors are stored; {twice[0]!r} is there twice"
-    for part in pieces(arch.parts):
+    for part in arch.pieces:
         if not isinstance(part, Part):
             sentence = "parts must be objects with a name, a place and a rule named plain (rankscope.nets.parts)"
             yield "parts", f"{sentence}; got {part!r:.60}"

@@ -1,7 +1,13 @@
-"""The machine that a network runs on: dtypes and devices that torch has there, and its memory."""
+"""The machine that a network runs on: dtypes and devices that torch has there, its memory, and torch's modes.
+
+`measure`, `decompose`, `certify`, `depth`, `load`, `Transformer.random` and `forecast` compute inside `usual_modes`, so
+that they give the same digits under `no_grad`, `inference_mode`, autocast and another default device as without.
+"""
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +20,8 @@ from rankscope.nets.tensors import layer_shapes
 
 FLOAT64_BYTES = 8
 LAYER_OVERHEAD_BYTES = 5_000  # What a layer takes beside its tensors, at least
+CPU = torch.device("cpu")
+CASTING = ("cpu", "cuda", "mps", "xpu")  # Kinds of devices that autocast is asked about
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,28 @@ class Conversion:
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the tensor in that dtype, on that device."""
         return tensor.to(device=self.device, dtype=self.dtype)
+
+
+@contextmanager
+def usual_modes(device: torch.device = CPU) -> Iterator[None]:
+    """Inside, autocast and `inference_mode` are off, and tensors without a device are made on this one. Gradients are
+    off where they were; what needs them switches them on, which `inference_mode` alone would not let it.
+
+    >>> with torch.inference_mode(), torch.device("meta"), usual_modes():
+    ...     x = torch.ones(2)
+    >>> x.device.type, x.is_inference()
+    ('cpu', False)
+    """
+    with ExitStack() as modes:
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.no_grad())
+        for kind in CASTING:
+            if torch.is_autocast_enabled(kind):
+                modes.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device() != device:
+            modes.enter_context(device)
+        yield
 
 
 def check_dtype(dtype: object) -> None:

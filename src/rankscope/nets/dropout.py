@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.padding import Valid
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.pass_settings import PassSettings, Valid
 from rankscope.nets.plain import HeadOutputs, Plain, Square, Tokens
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block

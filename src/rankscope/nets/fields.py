@@ -1,13 +1,14 @@
 """The fields of an `Architecture`, with what each means and its usual value, and what is read off them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import Mask
 from rankscope.nets.mlp import Experts
 from rankscope.nets.norms import Norm
-from rankscope.nets.parts import Part, Several
+from rankscope.nets.parts import Part, Several, pieces
 
 MLP = Literal["plain", "gated", "experts", "none"]
 NormPlace = Literal["pre", "post", "sandwich", "output"]
@@ -129,6 +130,11 @@ class ArchitectureFields:
         """Whether query, key, value, output, mlp or norm has a bias."""
         return isinstance(self.biases, tuple) and part in self.biases
 
+    @cached_property
+    def pieces(self) -> tuple[Part, ...]:
+        """Every part at its one place: those that stand at several are taken apart."""
+        return pieces(self.parts)
+
     @property
     def rotary_width(self) -> int:
         """Entries of each head that are rotated."""
@@ -139,12 +145,12 @@ class ArchitectureFields:
         """Entries that keys are linear in, where they are of a latent: its own and those beside it."""
         return self.key_latent + (self.rotary_width if self.positions == "rotary" else 0)
 
-    @property
+    @cached_property
     def linformer_rank(self) -> int | None:
         """k of `linformer:k`; None for every other kernel."""
         return self._kernel_number("linformer")
 
-    @property
+    @cached_property
     def sinkhorn_rounds(self) -> int | None:
         """k of `sinkhorn:k`; None for every other kernel."""
         return self._kernel_number("sinkhorn")

@@ -1,7 +1,7 @@
 """Attention masks, written as short strings and read as boolean matrices.
 
-`M[i, j]` is True where token i attends to token j: the edge (j, i) of the mask graph
-(Wu et al. 2024, section 2). A mask is a rule for any number of tokens:
+`M[i, j]` is True where token i attends to token j (Wu et al. 2024, section 2). A mask is a rule for any number of
+tokens:
 
 | spec                   | token i attends to                                                        |
 |------------------------|---------------------------------------------------------------------------|
@@ -18,16 +18,23 @@
 | `matrix:n:hex`         | a fixed matrix of n tokens (made by `from_matrix`)                        |
 
 `a&b` keeps what both allow: `causal&window:4` is a causal sliding window. Your own mask is a `Mask`.
+
+`graph` reads a mask as a directed graph: the edge (j, i) means that i attends to j, so information runs from j to i. A
+**centre** reaches every token; the graph is **quasi-strongly connected** when a centre exists, and **strongly
+connected** when every token is one. The **radius** is, over centres, the smallest largest distance to any token: the
+number of layers after which some token has reached all. The **diameter** is the largest distance between any two.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import MaskError, one_of
+from rankscope.errors import MaskError, require, require_one_of
 from rankscope.shapes import Bool, Int
 
 Matrix = Bool[Tensor, "token token"]
@@ -75,11 +82,11 @@ def spec_of(mask: MaskLike) -> str:
         return mask.name
     if isinstance(mask, Tensor):
         return from_matrix(mask)
-    pairs = list(mask) if isinstance(mask, Iterable) else [mask]
+    pairs: list[Any] = list(mask) if isinstance(mask, Iterable) else [mask]
+    sentence = f"a mask must be a string, a boolean tensor or a list of edges (source, target); got {mask!r:.60}"
     for pair in pairs:
-        if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)):
-            sentence = "a mask must be a string, a boolean tensor or a list of edges (source, target)"
-            raise MaskError(f"{sentence}; got {mask!r:.60}", subject="mask")
+        is_edge = isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)
+        require(is_edge, sentence, MaskError, "mask")
     return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
 
 
@@ -95,7 +102,7 @@ def _canonical(part: str) -> str:
     name = part.strip().partition(":")[0]
     _, numbers = _check(part)
     if name == "edges":
-        numbers = [",".join(f"{source}>{target}" for source, target in _edge_list(str(numbers[0])))]
+        numbers = (",".join(f"{source}>{target}" for source, target in _edge_list(str(numbers[0]))),)
     elif name == "matrix":
         _bits(str(numbers[0]), str(numbers[1]))
     return ":".join([name, *map(str, numbers)])
@@ -119,52 +126,45 @@ def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | s
     [[1, 1, 1, 0], [1, 1, 1, 1]]
     """
     if isinstance(mask, Mask):
-        name, result = mask.name, _built(mask, n)[start:stop]
+        name, M = mask.name, mask.build(n)
+        if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
+            got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
+            raise MaskError(f"mask {name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask")
+        result = M.cpu()[start:stop]
     else:
         name, result = spec_of(mask), torch.ones(stop - start, n, dtype=torch.bool)
         for part in name.split("&"):
             rule, numbers = _check(part)
             result &= rule.build(torch.arange(start, stop), n, *numbers)
-    blind = (~result.any(-1)).nonzero().flatten().tolist()
-    if blind:
+    if blind := (~result.any(-1)).nonzero().flatten().tolist():
         sentence = f"every token must attend to some token; under mask {name[:60]} token {start + blind[0]} sees none"
         raise MaskError(sentence, subject="mask")
     return result.to(device)
 
 
-def _built(mask: Mask, n: int) -> Matrix:
-    M = mask.build(n)
-    if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
-        got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
-        raise MaskError(f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}", subject="mask")
-    return M.cpu()
-
-
 def from_matrix(M: Tensor) -> str:
     """The spec `matrix:n:hex` of a square boolean matrix, rows read left to right."""
-    if M.dtype != torch.bool or M.ndim != 2 or M.shape[0] != M.shape[1]:
-        got = f"{M.dtype} with shape {tuple(M.shape)}"
-        raise MaskError(f"a mask matrix must be boolean and square; received {got}", subject="mask")
+    sentence = f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}"
+    require(M.dtype == torch.bool and M.ndim == 2 and M.shape[0] == M.shape[1], sentence, MaskError, "mask")
     bits = "".join("1" if bit else "0" for bit in M.flatten().tolist())
     return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
 
 
-def _check(part: str) -> tuple[MaskRule, list[int | str]]:
+@lru_cache(256)
+def _check(part: str) -> tuple[MaskRule, tuple[int | str, ...]]:
     """The rule of one spec and its numbers, or `MaskError`."""
     name, *arguments = part.strip().split(":")
-    if name not in RULES:
-        raise MaskError(one_of("mask", name, RULES), subject="mask")
+    require_one_of("mask", name, RULES, MaskError)
     rule = RULES[name]
     usage = f"mask {name!r} must be written {rule.usage}"
-    if not rule.fewest <= len(arguments) <= rule.most:
-        raise MaskError(f"{usage}; got {part!r}", subject="mask")
+    require(rule.fewest <= len(arguments) <= rule.most, f"{usage}; got {part!r}", MaskError, "mask")
     if name in ("edges", "matrix"):
-        return rule, list(arguments)
-    if not all(argument.isdecimal() and len(argument) < 10 for argument in arguments):
-        raise MaskError(f"{usage} with whole numbers >= 0; got {part!r}", subject="mask")
-    numbers: list[int | str] = [int(argument) for argument in arguments]
-    if name in ("strided", "dilated") and numbers and numbers[-1] == 0:
-        raise MaskError(f"{usage} with a stride s >= 1; got {part!r}", subject="mask")
+        return rule, tuple(arguments)
+    whole = all(argument.isdecimal() and len(argument) < 10 for argument in arguments)
+    require(whole, f"{usage} with whole numbers >= 0; got {part!r}", MaskError, "mask")
+    numbers = tuple(int(argument) for argument in arguments)
+    still = name in ("strided", "dilated") and numbers[-1:] == (0,)
+    require(not still, f"{usage} with a stride s >= 1; got {part!r}", MaskError, "mask")
     return rule, numbers
 
 
@@ -192,8 +192,8 @@ def _bigbird(i: Places, n: int, w: int, g: int, r: int, seed: int = 0) -> Rows:
 def _edges(i: Places, n: int, listed: str) -> Rows:
     result = torch.eye(n, dtype=torch.bool)
     for source, target in _edge_list(listed):
-        if max(source, target) >= n:
-            raise MaskError(f"edges must join tokens 0..{n - 1}; got '{source}>{target}'", subject="mask")
+        sentence = f"edges must join tokens 0..{n - 1}; got '{source}>{target}'"
+        require(max(source, target) < n, sentence, MaskError, "mask")
         result[target, source] = True
     return result[i]
 
@@ -202,16 +202,15 @@ def _edge_list(listed: str) -> list[tuple[int, int]]:
     edges = []
     for edge in filter(None, listed.split(",")):
         source, arrow, target = (part.strip() for part in edge.partition(">"))
-        if not (arrow and source.isdecimal() and target.isdecimal() and len(source + target) < 18):
-            raise MaskError(f"an edge must be written source>target, as in 0>1; got {edge!r}", subject="mask")
+        written = arrow and source.isdecimal() and target.isdecimal() and len(source + target) < 18
+        require(written, f"an edge must be written source>target, as in 0>1; got {edge!r}", MaskError, "mask")
         edges.append((int(source), int(target)))
     return edges
 
 
 def _matrix(i: Places, n: int, size: str, digits: str) -> Rows:
     bits = _bits(size, digits)
-    if int(size) != n:
-        raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens", subject="mask")
+    require(int(size) == n, f"this mask is a matrix on {size} tokens; received {n} tokens", MaskError, "mask")
     return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)[i]
 
 
@@ -220,8 +219,8 @@ def _bits(size: str, digits: str) -> str:
         bits = f"{int(digits, 16):b}"[1:]
     except ValueError:
         raise MaskError(f"mask 'matrix' must be matrix:n:hex; got {digits[:20]!r} for hex", subject="mask") from None
-    if not size.isdecimal() or len(bits) != int(size) ** 2:
-        raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}", subject="mask")
+    square = size.isdecimal() and len(bits) == int(size) ** 2
+    require(square, f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}", MaskError, "mask")
     return bits
 
 
@@ -240,3 +239,65 @@ RULES: dict[str, MaskRule] = {
     "edges": MaskRule(1, 1, _edges, "edges:0>1,0>2 (source>target)"),
     "matrix": MaskRule(2, 2, _matrix, "matrix:n:hex"),
 }
+
+
+@dataclass(frozen=True)
+class MaskGraph:
+    """What the theorems on masked attention need to know of a mask on n tokens."""
+
+    tokens: int
+    edges: int  # Including self-loops
+    self_loops: bool  # Every token attends to itself (assumption A1 of Wu et al. 2024)
+    centres: tuple[int, ...]
+    radius: int | None  # None where there is no centre
+    diameter: int | None  # None where some token cannot reach another
+
+    @property
+    def strongly_connected(self) -> bool:
+        """Every token reaches every token."""
+        return len(self.centres) == self.tokens
+
+    @property
+    def quasi_strongly_connected(self) -> bool:
+        """Some token reaches every token."""
+        return bool(self.centres)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields and properties as plain Python."""
+        connected = ("strongly_connected", "quasi_strongly_connected")
+        names = ("tokens", "edges", "self_loops", *connected, "centres", "radius", "diameter")
+        return {name: getattr(self, name) for name in names} | {"centres": list(self.centres)}
+
+
+def graph(mask: MaskLike, n: int) -> MaskGraph:
+    """The graph of a mask on n tokens.
+
+    >>> graph("unidirectional", 5).radius
+    4
+    >>> graph("causal", 5).centres
+    (0,)
+    """
+    return matrix_graph(matrix(mask, n))
+
+
+def matrix_graph(M: Matrix) -> MaskGraph:
+    """The graph of the boolean matrix `M[i, j]` of a mask on its tokens."""
+    import rustworkx as rx
+
+    n = len(M)
+    arrows = rx.PyDiGraph.from_adjacency_matrix(M.T.double().numpy())
+    components = rx.strongly_connected_components(arrows)
+    home = {node: index for index, component in enumerate(components) for node in component}
+    entered = {home[target] for source, target in arrows.edge_list() if home[source] != home[target]}
+    sources = [component for index, component in enumerate(components) if index not in entered]
+    # Everything is reachable from a component exactly when it alone is entered from nowhere.
+    centres = sorted(sources[0]) if len(sources) == 1 else []
+    reach = rx.distance_matrix(arrows, null_value=float("inf"))[centres].max(axis=1) if centres else []
+    return MaskGraph(
+        tokens=n,
+        edges=int(M.sum()),
+        self_loops=bool(M.diagonal().all()),
+        centres=tuple(centres),
+        radius=int(min(reach)) if centres else None,
+        diameter=int(max(reach)) if len(centres) == n and n else None,
+    )

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, require
 from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]
@@ -86,24 +86,23 @@ class Experts:
         positive = ("number", "chosen", "width", "groups", "groups_chosen", "group_best")
         for name, least in (*((name, 1) for name in positive), ("shared_width", 0)):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ArchitectureError(f"{name} must be a whole number >= {least}; got {value!r}", subject=name)
-        if self.chosen > self.number:
-            sentence = f"chosen must be at most the number of experts, {self.number}; got {self.chosen}"
-            raise ArchitectureError(sentence, subject="chosen")
-        if self.number % self.groups or self.groups_chosen > self.groups:
-            expected = f"groups must be equally large, of {self.number} experts, and groups_chosen at most as many"
-            raise ArchitectureError(f"{expected}; got {self.groups} and {self.groups_chosen}", subject="groups")
+            sentence = f"{name} must be a whole number >= {least}; got {value!r}"
+            require(type(value) is int and value >= least, sentence, ArchitectureError, name)
+        sentence = f"chosen must be at most the number of experts, {self.number}; got {self.chosen}"
+        require(self.chosen <= self.number, sentence, ArchitectureError, "chosen")
+        even = self.number % self.groups == 0 and self.groups_chosen <= self.groups
+        expected = f"groups must be equally large, of {self.number} experts, and groups_chosen at most as many"
+        require(even, f"{expected}; got {self.groups} and {self.groups_chosen}", ArchitectureError, "groups")
         size = self.number // self.groups
-        if self.group_best > size or self.chosen > self.groups_chosen * size:
-            expected = f"group_best must be at most the {size} experts of a group, and chosen those of groups_chosen"
-            raise ArchitectureError(f"{expected}; got {self.group_best} and {self.chosen}", subject="group_best")
-        if not 0 <= self.limit < math.inf:
-            raise ArchitectureError(f"limit must be a number > 0, or 0 for none; got {self.limit!r}", subject="limit")
-        if self.shared_width and (self.biases or self.limit):
-            raise ArchitectureError("biases and limit go with no shared expert: leave them out", subject="shared_width")
-        if self.shared_gate and not self.shared_width:
-            raise ArchitectureError("shared_gate needs a shared expert: give shared_width", subject="shared_gate")
+        enough = self.group_best <= size and self.chosen <= self.groups_chosen * size
+        expected = f"group_best must be at most the {size} experts of a group, and chosen those of groups_chosen"
+        require(enough, f"{expected}; got {self.group_best} and {self.chosen}", ArchitectureError, "group_best")
+        sentence = f"limit must be a number > 0, or 0 for none; got {self.limit!r}"
+        require(0 <= self.limit < math.inf, sentence, ArchitectureError, "limit")
+        alone, sentence = not self.shared_width, "biases and limit go with no shared expert: leave them out"
+        require(alone or not (self.biases or self.limit), sentence, ArchitectureError, "shared_width")
+        sentence = "shared_gate needs a shared expert: give shared_width"
+        require(not (alone and self.shared_gate), sentence, ArchitectureError, "shared_gate")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python, as JSON has it."""

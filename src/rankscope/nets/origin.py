@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from rankscope.errors import TokensError
+from rankscope.errors import TokensError, require
 from rankscope.shapes import Bool, Float
 
 Inputs = str | Sequence[str] | Tensor
@@ -69,10 +69,9 @@ def texts_of(inputs: object) -> list[str]:
     """
     alone = isinstance(inputs, str) or not isinstance(inputs, Iterable)
     texts: list[Any] = [inputs] if alone else list(inputs)  # type: ignore[call-overload]
+    expected = "encode takes texts, or token ids as a tensor [batch, token] of whole numbers"
     for text in texts:
-        if not isinstance(text, str):
-            sentence = "encode takes texts, or token ids as a tensor [batch, token] of whole numbers"
-            raise TokensError(f"{sentence}; got a {type(text).__name__}", subject="texts")
+        require(isinstance(text, str), f"{expected}; got a {type(text).__name__}", TokensError, "texts")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -88,20 +87,11 @@ def encoded(origin: Origin | None, inputs: Inputs, tokens: int | None, padding: 
         raise TokensError(sentence, subject="texts")
     if tokens is None:
         tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
-    if not isinstance(tokens, int) or tokens < 1:
-        raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}", subject="tokens")
+    count = isinstance(tokens, int) and tokens >= 1
+    require(count, f"tokens must be a whole number, at least 1; got {tokens}", TokensError, "tokens")
     if not isinstance(inputs, Tensor):
         inputs = texts_of(inputs)
-        if padding is not None:
-            raise TokensError("padding comes with token ids; texts are padded here", subject="padding")
-    elif padding is not None and not isinstance(padding, Tensor):
-        got = type(padding).__name__
-        raise TokensError(f"padding must be a boolean tensor, True at padding; received {got}", subject="padding")
+        require(padding is None, "padding comes with token ids; texts are padded here", TokensError, "padding")
+    sentence = f"padding must be a boolean tensor, True at padding; received {type(padding).__name__}"
+    require(isinstance(padding, Tensor | None), sentence, TokensError, "padding")
     return origin.encode(inputs, tokens, padding)
-
-
-def words_of(origin: Origin | None, texts: str | Sequence[str], tokens: int) -> list[list[str]]:
-    """The tokens that an origin makes of each text, readable."""
-    if origin is None:
-        raise TokensError("a network made of an architecture has no tokenizer: load one", subject="texts")
-    return origin.words(texts_of(texts), tokens)

@@ -1,6 +1,10 @@
-"""The plain arithmetic: a state is an ordinary tensor of tokens. Readable in one sitting."""
+"""The plain arithmetic: a state is an ordinary tensor of tokens. Readable in one sitting.
 
-from typing import Any
+`Plain` has its rules; `Step` and `ForwardPass` are what a pass by them gives, a layer at a time or all that is kept.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +14,7 @@ from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
 from rankscope.nets.mlp import ACTIVATIONS, chosen_experts, chosen_weights, mixed
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.order import Half
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.pass_settings import PassSettings, TokenOrder
 from rankscope.nets.positions import by_offset, disentangled, rotate
 from rankscope.nets.traversal import Arithmetic, Block
 from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
@@ -110,9 +114,9 @@ class Plain(Arithmetic):
 
     def only_active(self, block: Block, heads: Float[Tensor, "batch head row head_width"]) -> RowOutputs:
         """Return the outputs of heads, zero at those that are not active, as `[batch, row, head, width]`."""
-        if len(self.active_heads(block)) < self.arch.heads:
-            active = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
-            for head in self.active_heads(block):  # a list as an index would be copied to the device
+        if len(active_heads := self.active_heads(block)) < self.arch.heads:
+            active = heads.new_zeros(self.arch.heads, 1, 1)
+            for head in active_heads:  # a list as an index would be copied to the device
                 active[head] = 1.0
             heads = heads * active
         return heads.transpose(1, 2)
@@ -156,10 +160,14 @@ class Plain(Arithmetic):
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         """`act(X W_1 + b_1) W_2 + b_2`, or gated, or of the experts that each token chooses."""
-        if block.weights.experts is not None:
-            return self._mixture(block.index, block.weights.experts, X)
-        assert block.weights.mlp is not None
-        return self._dense(block.weights.mlp, X)
+        w = block.weights.experts
+        if w is None:
+            assert block.weights.mlp is not None
+            return self._dense(block.weights.mlp, X)
+        p = self.routed[block.index] = self.routing(w, X)
+        limit = self.arch.experts.limit if self.arch.experts is not None else 0.0
+        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows, limit))
+        return out if w.shared is None else out + self.share(w, X) * self._dense(w.shared, X)
 
     def _dense(self, w: MLPWeights, X: Tensor, limit: float = 0.0) -> Tensor:
         act = ACTIVATIONS[self.arch.activation]
@@ -176,12 +184,6 @@ class Plain(Arithmetic):
         assert self.arch.experts is not None
         logits = self.through(X, w.router)
         return chosen_weights(logits, self.arch.experts, chosen_experts(logits, self.arch.experts, w.correction))
-
-    def _mixture(self, index: int, w: ExpertWeights, X: Tokens) -> Tokens:
-        p = self.routed[index] = self.routing(w, X)
-        limit = self.arch.experts.limit if self.arch.experts is not None else 0.0
-        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows, limit))
-        return out if w.shared is None else out + self.share(w, X) * self._dense(w.shared, X)
 
     def share(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token 1"]:
         """The weight of the shared expert."""
@@ -218,3 +220,38 @@ def affine(x: Tensor, linear: Linear) -> Tensor:
     """Apply a linear map to tokens, `x W + b`."""
     y = x @ linear.weight
     return y if linear.bias is None else y + linear.bias
+
+
+class Step(NamedTuple):
+    """What one layer gives: its number (0 is the input, which has no attention and no heads), its tokens,
+    its attention, and the values that each head mixed, before the output projection."""
+
+    layer: int
+    state: Float[Tensor, "batch token width"]
+    attention: Float[Tensor, "batch head token token"] | None
+    heads: Float[Tensor, "batch token head head_width"] | None = None
+    routing: Float[Tensor, "batch token expert"] | None = None
+    """The weight of each expert for each token, of a layer that is a mixture of experts."""
+    cross: Float[Tensor, "batch head token source"] | None = None
+    """Attention to the memory, of a layer that has cross-attention."""
+
+    def restored(self, order: TokenOrder) -> "Step":
+        """Tokens back where they stood before padding was moved to the end."""
+        moves = (order.restored_square, order.restored, order.restored, order.restored_rows)
+        parts = (None if part is None else move(part) for move, part in zip(moves, self[2:], strict=True))
+        return Step(self.layer, order.restored(self.state), *parts)
+
+
+@dataclass(frozen=True, repr=False)
+class ForwardPass:
+    """The tokens after every layer of a forward pass, and its attention patterns if asked for."""
+
+    states: tuple[Tensor, ...]  # Tokens before layer 1 and after each layer, `[batch, token, width]`
+    attention: tuple[Tensor, ...]  # Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for
+    output: Tensor  # The last state, through the final norm where there is one
+    cross: tuple[Tensor, ...] = ()
+    """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
+
+    def __repr__(self) -> str:
+        kept = "attention kept" if self.attention else "attention not kept"
+        return f"ForwardPass({len(self.states) - 1} layers, output {tuple(self.output.shape)}, {kept})"

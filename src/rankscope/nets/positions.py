@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.errors import TokensError
+from rankscope.errors import TokensError, require
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import AttentionWeights, Weights
 from rankscope.shapes import Float, Int
@@ -53,9 +53,8 @@ def on_grid(grid: tuple[int, ...], n: int, half: int) -> Float[Tensor, "token ha
     """What the angles of each token are multiplied by: the centre of its patch between -1 and 1, its row for the
     first half of them and its column for the second; 0 of tokens before the patches."""
     rows, columns, unplaced = grid
-    if n != rows * columns + unplaced:
-        message = f"this network takes {rows} x {columns} patches and {unplaced} other tokens; received {n} tokens"
-        raise TokensError(message, subject="rotary_grid")
+    sentence = f"this network takes {rows} x {columns} patches and {unplaced} other tokens; received {n} tokens"
+    require(n == rows * columns + unplaced, sentence, TokensError, "rotary_grid")
     y, x = (2 * (torch.arange(count, dtype=torch.float64) + 0.5) / count - 1 for count in (rows, columns))
     places = torch.stack([y[:, None].expand(rows, columns), x.expand(rows, columns)], -1).flatten(0, 1)
     return F.pad(places.repeat_interleave(half // 2, 1), (0, 0, unplaced, 0))

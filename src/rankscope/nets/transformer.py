@@ -9,25 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, TokensError, require
 from rankscope.files import writable_folder
-from rankscope.nets import storage
+from rankscope.nets import storage, variants
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.devices import Conversion, check_device, check_dtype, check_memory
+from rankscope.nets.devices import Conversion, check_device, check_dtype, check_memory, usual_modes
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
-from rankscope.nets.modes import usual_modes
 from rankscope.nets.norms import Norm, normalise
-from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
-from rankscope.nets.padding import TokenOrder, Tokens, Valid, check_tokens, padding_from, prepare_tokens
-from rankscope.nets.pass_settings import Memory, PassSettings
-from rankscope.nets.plain import Plain
-from rankscope.nets.removal import HeadsOut, can_narrow, heads_left, layers_left, narrowed
-from rankscope.nets.steps import ForwardPass, Step
+from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, texts_of, weights_of
+from rankscope.nets.pass_settings import Memory, PassSettings, TokenOrder, Tokens, Valid, padding_from, prepare_tokens
+from rankscope.nets.plain import ForwardPass, Plain, Step
 from rankscope.nets.tensors import assemble, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
-from rankscope.nets.variants import HeadChoice, chosen_layers, keeps_part, named_changes, with_changes, with_layers
+from rankscope.nets.variants import HeadChoice, HeadsOut
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
 from rankscope.remedies import Remedy
 from rankscope.remedies import remedy as named_remedy
@@ -87,9 +83,8 @@ class Transformer:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor by name: the inverse of `from_weights`, for variants as well."""
-        if self.streamed:
-            sentence = "all layers must be in memory; these are read one at a time: load with stream=False"
-            raise ArchitectureError(sentence, subject="stream")
+        sentence = "all layers must be in memory; these are read one at a time: load with stream=False"
+        require(not self.streamed, sentence, ArchitectureError, "stream")
         mine = shapes(self.arch)
         return {name: tensor for name, tensor in named(self.weights).items() if name in mine}
 
@@ -154,9 +149,8 @@ class Transformer:
         >>> net.run(torch.randn(3, 5, 8, dtype=torch.float64), attention=True).cross[0].shape
         torch.Size([3, 2, 5, 7])
         """
-        if not self.arch.cross_attention:
-            sentence = "a memory needs a network with cross-attention: Architecture(cross_attention=True)"
-            raise ArchitectureError(sentence, subject="cross_attention")
+        sentence = "a memory needs a network with cross-attention: Architecture(cross_attention=True)"
+        require(self.arch.cross_attention, sentence, ArchitectureError, "cross_attention")
         padding = padding_from(padding, attention_mask)
         return replace(self, memory=Memory.of(M, padding, self.arch.width, self.weights.like))
 
@@ -208,7 +202,9 @@ class Transformer:
 
     def words(self, texts: str | Sequence[str], tokens: int = LENGTH) -> list[list[str]]:
         """The tokens that `encode` makes of each text, readable; padding has none."""
-        return words_of(self.origin, texts, tokens)
+        if self.origin is None:
+            raise TokensError("a network made of an architecture has no tokenizer: load one", subject="texts")
+        return self.origin.words(texts_of(texts), tokens)
 
     def steps(self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None) -> Iterator[Step]:
         """Yield the forward pass one layer at a time: only one layer is in memory unless you keep more.
@@ -243,8 +239,7 @@ class Transformer:
         self, X: Tensor, padding: Tensor | None, positions: bool = True
     ) -> tuple[Tokens, Valid, TokenOrder | None]:
         """Check tokens and prepare them (`prepare_tokens`); absolute positions are added if `positions`."""
-        valid = check_tokens(self.arch, self.weights.like, self.memory is not None, X, padding)
-        return prepare_tokens(X, valid, self.weights.positions if positions else None, padding is not None)
+        return prepare_tokens(self.arch, self.weights, self.memory is not None, X, padding, positions)
 
     def finish(self, X: Tokens) -> Tokens:
         """The last state through the final norm, where there is one."""
@@ -257,7 +252,14 @@ class Transformer:
     ) -> ForwardPass:
         """Return the forward pass with the tokens after every layer, and with `attention=True` its attention
         patterns; the other arguments are those of `steps`."""
-        return ForwardPass.of(self.steps(X, padding, attention_mask), attention, self.finish)
+        dropped: dict[str, Any] = dict.fromkeys(("heads", "routing") + (() if attention else ("attention", "cross")))
+        kept = [step._replace(**dropped) for step in self.steps(X, padding, attention_mask)]
+        return ForwardPass(
+            states=tuple(step.state for step in kept),
+            attention=tuple(step.attention for step in kept if step.attention is not None),
+            output=self.finish(kept[-1].state),
+            cross=tuple(step.cross for step in kept if step.cross is not None),
+        )
 
     def with_remedy(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
         """Return the network with a remedy against collapse (`rankscope/remedies`). Tensors that a remedy
@@ -327,15 +329,14 @@ class Transformer:
         scores = {"mask": mask, "divisor": divisor, "score_cap": score_cap, "kernel": kernel}
         changes: dict[str, Any] = {**skips, **scores, "activation": activation, "heads": heads}
         if name is not None:
-            base = self.variant(**named_changes(self.arch, name)) if name != "transformer" else self
-            unchanged = (
-                mlp is True and norm is True and layers is None and all(value is None for value in changes.values())
-            )
+            base = self.variant(**variants.named_changes(self.arch, name)) if name != "transformer" else self
+            given = any(value is not None for value in (layers, *changes.values()))
+            unchanged = mlp is True and norm is True and not given
             return base if unchanged else base.variant(mlp=mlp, norm=norm, layers=layers, **changes)
-        mlp, norm = keeps_part(self.arch, "mlp", mlp), keeps_part(self.arch, "norm", norm)
-        chosen = chosen_layers(layers, self.arch.layers)
-        arch = self.arch if layers is None else with_layers(self.arch, chosen)
-        arch = with_changes(arch, mlp=mlp, norm=norm, **changes)
+        mlp, norm = (variants.keeps_part(self.arch, *part) for part in (("mlp", mlp), ("norm", norm)))
+        chosen = variants.chosen_layers(layers, self.arch.layers)
+        arch = self.arch if layers is None else variants.with_layers(self.arch, chosen)
+        arch = variants.with_changes(arch, mlp=mlp, norm=norm, **changes)
         stored = picked(self.weights.layers, chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
 
@@ -361,9 +362,9 @@ class Transformer:
         >>> net.without(heads={layer: [0] for layer in (1, 2, 3, 4)})
         Transformer(4 layers, width 8, 1 head, torch.float64 on cpu)
         """
-        active, left = heads_left(self.arch, heads), layers_left(self.arch, layers)
+        active, left = variants.heads_left(self.arch, heads), variants.layers_left(self.arch, layers)
         cut = (self if active is None else self.variant(heads=dict(enumerate(active)))).variant(layers=left)
-        if active is None or self.streamed or not can_narrow(cut.arch):
+        if active is None or self.streamed or not variants.can_narrow(cut.arch):
             return cut
-        arch, tensors = narrowed(cut.arch, cut.state())
+        arch, tensors = variants.narrowed(cut.arch, cut.state())
         return replace(cut, arch=arch, weights=assemble(arch, tensors))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Branching, Half, active_heads, order
-from rankscope.nets.parts import Part, Place, pieces
+from rankscope.nets.parts import Part, Place
 from rankscope.nets.weights import Layer, Layers, MLPWeights
 
 State = TypeVar("State")
@@ -148,7 +148,7 @@ def traverse(block: Block, rules: Rules[State], state: State) -> BlockOutput:
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
     """Return x as the parts at this place change it."""
-    for part in pieces(block.arch.parts):
+    for part in block.arch.pieces:
         if part.place == place:
             x = rules.part(block, part, x, inside)
     return x

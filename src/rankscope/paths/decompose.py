@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
-from rankscope.nets import usual_modes
-from rankscope.nets.variants import kept_heads
+from rankscope.nets import kept_heads, usual_modes
 from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths

@@ -26,22 +26,25 @@ from rankscope.nets import (
     ACTIVATIONS,
     Architecture,
     Block,
+    ExpertWeights,
+    HeadOutputs,
+    Heads,
     NormWeights,
     PassSettings,
     Plain,
+    Seen,
+    Square,
     TokenOrder,
     Tokens,
     Transformer,
     affine,
     norm_of,
+    pieces,
     release,
     shapes,
     traverse,
 )
-from rankscope.nets.parts import pieces
-from rankscope.nets.pass_settings import Seen
-from rankscope.nets.plain import HeadOutputs, Heads, Square
-from rankscope.nets.weights import ExpertWeights, named
+from rankscope.nets.weights import named
 from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 

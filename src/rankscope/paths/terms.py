@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.nets import Arithmetic, Block, Branch, Half, Part, PassSettings, Plain, Tokens, traverse
-from rankscope.nets.plain import Square
+from rankscope.nets import Arithmetic, Block, Branch, Half, Part, PassSettings, Plain, Square, Tokens, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
 from rankscope.shapes import Float

@@ -1,18 +1,32 @@
 """Measuring networks layer by layer, and what comes of it."""
 
-from rankscope.profiles.corpus import measure_corpus
-from rankscope.profiles.corpus_rows import CorpusRows
-from rankscope.profiles.measure import DEFAULT_METRICS, measure, measure_together
-from rankscope.profiles.pass_cost import in_words
+from rankscope.profiles.cloud import CLOUD, SPECTRUM, ShapeReader, SpectrumReader, cloud_rows, cloud_table
+from rankscope.profiles.corpus import BatchMeasurement, BatchRunner, corpus_steps, measure_corpus
+from rankscope.profiles.figures import arithmetics_chart, cloud_chart, curves_chart, metric_title, spectrum_chart
+from rankscope.profiles.measure import DEFAULT_METRICS, expected_seconds, measure, measure_together
+from rankscope.profiles.pass_cost import check_memory, in_words, seconds
 from rankscope.profiles.profile import SCHEMA, Profile
-from rankscope.profiles.propagation import ARITHMETICS, one_pass
-from rankscope.profiles.readers import Reader
-from rankscope.profiles.readings import ReadingRow, Readings, read_tensor, readings_table
-from rankscope.profiles.summary import Summary
-from rankscope.profiles.verdict import disagreement
+from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, one_pass
+from rankscope.profiles.readers import MetricReader, Reader, ResidualShape
+from rankscope.profiles.readings import (
+    ReadingRow,
+    Readings,
+    nan_where_broken,
+    read_tensor,
+    readings_table,
+    row_sum_defect,
+)
+from rankscope.profiles.sections import Bounds, by_variant, compared_arithmetics
+from rankscope.profiles.summary import CorpusRows, Summary
+from rankscope.profiles.verdict import Ending, disagreement, ending, ends_of, listing, undecided
+from rankscope.profiles.views import CurveView, geometric, zeros_note
 
 __all__ = [
-    "ARITHMETICS", "CorpusRows", "DEFAULT_METRICS", "Profile", "Reader", "ReadingRow", "Readings", "SCHEMA", "Summary",
-    "disagreement", "in_words", "measure", "measure_corpus", "measure_together", "one_pass", "read_tensor",
-    "readings_table",
+    "ARITHMETICS", "BatchMeasurement", "BatchRunner", "Bounds", "CLOUD", "CorpusRows", "CurveView", "DEFAULT_METRICS",
+    "Ending", "MetricReader", "PassOptions", "Profile", "Progress", "Reader", "ReadingRow", "Readings", "ResidualShape",
+    "SCHEMA", "SPECTRUM", "ShapeReader", "SpectrumReader", "Summary", "arithmetics_chart", "by_variant", "check_memory",
+    "cloud_chart", "cloud_rows", "cloud_table", "compared_arithmetics", "corpus_steps", "curves_chart", "disagreement",
+    "ending", "ends_of", "expected_seconds", "geometric", "in_words", "listing", "measure", "measure_corpus",
+    "measure_together", "metric_title", "nan_where_broken", "one_pass", "read_tensor", "readings_table",
+    "row_sum_defect", "seconds", "spectrum_chart", "undecided", "zeros_note",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Compares the readings of two passes, and marks those that rounding decided.
 
-Called by `steps.py` for each layer: `checked` and `checked_floats` where a second pass ran beside the first
+Called by `readers.py` for each layer: `checked` and `checked_floats` where a second pass ran beside the first
 (`check=True`), `confirmed` where doubled precision did. Each estimates the relative error that rounding caused in every
 reading, writes it as `digits`, and marks readings whose error is above `AGREED`.
 
@@ -26,9 +26,7 @@ from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
 from rankscope.deviation.second_pass import EXAGGERATED
-from rankscope.deviation.state import ValidTokens
-from rankscope.metrics import Metric, Reading
-from rankscope.metrics.log_readings import SMALLEST, UNIT
+from rankscope.metrics import SMALLEST, UNIT, Metric, Reading
 from rankscope.nets import Transformer, contributions
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
@@ -84,7 +82,9 @@ def checked_floats(
             exact = read(metric, step)
             assert exact is not None
             ((_, exact),) = checked([(metric, exact)], step, second)
-            reading = _chosen(unsure, exact, reading)
+            assert exact.digits is not None and reading.digits is not None
+            pairs = [(getattr(exact, name), getattr(reading, name)) for name in ("value", "log10", "floor", "digits")]
+            reading = Reading(*(torch.where(unsure, of_exact, of_floats) for of_exact, of_floats in pairs))
         result.append((metric, reading))
     return result
 
@@ -125,13 +125,6 @@ def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_di
     size = numbers.abs().masked_fill(~valid, 0.0).amax(-1)
     apart = (numbers - narrow).abs().masked_fill(~valid, 0.0).amax(-1)
     return (apart / size.masked_fill(size == 0, 1.0)).nan_to_num(nan=torch.inf)
-
-
-def _chosen(pick: Tensor, a: Reading, b: Reading) -> Reading:
-    """The entries of a where `pick` is true, those of b elsewhere."""
-    digits = None if a.digits is None or b.digits is None else torch.where(pick, a.digits, b.digits)
-    value, log10 = torch.where(pick, a.value, b.value), torch.where(pick, a.log10, b.log10)
-    return Reading(value, log10, torch.where(pick, a.floor, b.floor), digits)
 
 
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
@@ -176,15 +169,10 @@ def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other:
     return error
 
 
-def _noise(state: State) -> float:
-    """The distance of two states above which what is rounding may count as a singular value."""
-    return NOISY * max(state.R.value.shape[1:])
-
-
 def _miscounted(metric: Metric, state: State, distances: Errors) -> Tensor:
     """True where states of passes are so far apart that rounding may be counted: the count is another if its tolerance
     is `COUNTED` times that distance."""
-    noisy, (state, _) = distances > _noise(state), state.finite
+    noisy, (state, _) = distances > NOISY * max(state.R.value.shape[1:]), state.finite
     X = state.scaled_tokens if metric.rule is None else state.residual.value  # what the metric is read off
     for sample in noisy.nonzero()[:, 0].tolist():
         at, unit = slice(sample, sample + 1), COUNTED * float(distances[sample].clamp(max=1.0))
@@ -256,7 +244,8 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
             assert perturbed.rows is not None
             return comparison.pattern_distance(step.rows, perturbed.rows)
         patterns = [P for P in (step.attention, perturbed.attention) if P is not None]
-        pairs = [_row_differences(P, valid) for P in patterns]
+        rows = [State.of_heads(P.by_head, valid) for P in patterns]
+        pairs = [replace(each, R=each.centred()[1]) for each in rows]  # about their mean: p may be another row
     elif metric.of == "heads":
         pairs = [heads.contributions(valid) for heads in (step.heads, perturbed.heads) if heads is not None]
     else:
@@ -264,12 +253,6 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
     if len(pairs) < 2:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
     return comparison.state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
-
-
-def _row_differences(P: DeviationPattern, valid: ValidTokens) -> State:
-    """What rows of P differ by, about their mean: the row that they are written about may be another."""
-    rows = State.of_heads(P.by_head, valid)
-    return replace(rows, R=rows.centred()[1])
 
 
 def _pattern_difference(step: DeviationStep, second: DeviationStep) -> Errors | None:

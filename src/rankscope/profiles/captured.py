@@ -23,8 +23,8 @@ from rankscope.deviation.second_pass import with_second_pass
 from rankscope.deviation.structures import joined
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
+from rankscope.profiles.readers import CapturedNumbers, LayerStep
 from rankscope.profiles.readings import Readings, in_order
-from rankscope.profiles.steps import CapturedNumbers, LayerStep
 
 
 class Piece(NamedTuple):

@@ -1,9 +1,9 @@
-"""The tokens of every layer as points of a plane: one plane for all layers.
+"""The shape of the residual at every layer: tokens as points of one plane, and singular values, at any scale.
 
 The command line and the explorer run a `ShapeReader` in a pass of theirs and call `cloud_table` or
-`cloud_rows`; `cloud` runs the pass as well.
+`cloud_rows`, or a `SpectrumReader`, whose result is the table of spectra.
 
-The axes are the two leading principal directions of the residuals of all layers of all variants together, as
+**Cloud.** The axes are the two leading principal directions of the residuals of all layers of all variants together, as
 shares of their tokens' norm: where variants begin with the same tokens, they begin with the same picture. One
 row per variant, sample, layer and token:
 
@@ -12,6 +12,13 @@ row per variant, sample, layer and token:
 x and y are in units of the layer's own spread (the root mean square over tokens of their distance from the
 mean is one); times `10^log10_scale` they are in units of a token's own length (root mean square). `shown` is
 the share of the layer's variance that lies in the plane.
+
+**Spectra.** One row per variant, sample, layer and singular value of the residual:
+
+    variant · sample · layer · index · log10
+
+`log10` is that of the singular value over the tokens' norm, `sigma_k(res X) / |X|_F`; `index` counts from 1.
+Values that lie below float64's rounding of the largest are noise, and left out.
 """
 
 import math
@@ -21,54 +28,56 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics import valid_tokens
-from rankscope.nets import Transformer, padding_from
-from rankscope.profiles.propagation import one_pass
-from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.steps import ResidualShape
+from rankscope.metrics import Of
+from rankscope.profiles.readers import LayerStep, ResidualShape, sampled_layers
 from rankscope.shapes import Bool
 
 TOKENS = 128  # tokens of a sample that are kept at most, from the first on; the plane is fitted to all
-SCHEMA: dict[str, type[pl.DataType]] = {
+MOST = 64  # singular values kept of each layer, the largest
+CLOUD: dict[str, type[pl.DataType]] = {
     "variant": pl.String, "sample": pl.Int64, "layer": pl.Int64, "token": pl.Int64, "text": pl.String,
     "x": pl.Float64, "y": pl.Float64, "log10_scale": pl.Float64, "shown": pl.Float64,
 }  # fmt: skip
+SPECTRUM: dict[str, type[pl.DataType]] = {
+    "variant": pl.String, "sample": pl.Int64, "layer": pl.Int64, "index": pl.Int64, "log10": pl.Float64,
+}  # fmt: skip
 
 
-def cloud(
-    nets: Mapping[str, Transformer],
-    X: Tensor,
-    padding: Tensor | None = None,
-    words: Sequence[Sequence[str]] | None = None,
-    *,
-    attention_mask: Tensor | None = None,
-    samples: int = 1,
-    most: int = TOKENS,
-) -> pl.DataFrame:
-    """The cloud of the first samples in each of several networks.
+class _FirstSamples:
+    """A reader of the residual of the first samples, at `sampled_layers` layers."""
 
-    Args:
-        nets: Networks (variants) by name.
-        X: Tokens `[batch, token, width]`.
-        padding: `[batch, token]`, True at padded tokens.
-        words: The tokens of each sample as text (`net.words`); left out, their indices.
-        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding.
-        samples: How many samples are drawn.
-        most: The most tokens of a sample that are kept.
+    needs: frozenset[Of] = frozenset(("tokens",))
+    samples: int
 
-    >>> from rankscope.nets import Architecture
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    >>> cloud({"transformer": net}, torch.randn(1, 5, 8)).height
-    15
-    """
-    padding = padding_from(padding, attention_mask)
-    X, padding = X[:samples], None if padding is None else padding[:samples]
-    shapes = {}
-    for variant, net in nets.items():
-        reader = ShapeReader(samples)
-        one_pass(net, X, padding, [reader], batch=max(len(X), 1))
-        shapes[variant] = reader.result()
-    return cloud_table(shapes, valid_tokens(X.shape[:-1], padding, X.device), words, most)
+    def _residual(self, step: LayerStep) -> ResidualShape | None:
+        """The residual of those of its samples that a batch holds; None if there are none, or the layer is left out."""
+        count = self.samples - step.start
+        if count <= 0 or step.layer not in sampled_layers(step.net.arch.layers):
+            return None
+        layer, R, log10 = step.residual
+        return ResidualShape(layer, R[:count], log10[:count])
+
+
+class ShapeReader(_FirstSamples):
+    """The residual of the first samples as a shape and a scale: for the cloud."""
+
+    cost = "a norm at each layer; keeps the first samples' tokens of up to 33 layers"
+
+    def __init__(self, samples: int = 1) -> None:
+        self.samples = samples
+        self._shapes: list[ResidualShape] = []
+
+    def read(self, step: LayerStep) -> None:
+        """Keep the residual, on the CPU."""
+        if (shape := self._residual(step)) is not None:
+            self._shapes.append(shape._replace(R=shape.R.cpu().nan_to_num(0.0)))
+
+    def result(self) -> list[ResidualShape]:
+        """Shapes by layer, all samples of a layer together."""
+        layers = dict.fromkeys(shape.layer for shape in self._shapes)
+        parts = [[shape for shape in self._shapes if shape.layer == layer] for layer in layers]
+        joined = [(torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part])) for part in parts]
+        return [ResidualShape(layer, *shape) for layer, shape in zip(layers, joined, strict=True)]
 
 
 def cloud_table(
@@ -80,7 +89,7 @@ def cloud_table(
     """The cloud (columns: see above) of the shapes that a `ShapeReader` kept of each variant. `valid` is False at
     padding; `words` has one text for each valid token of a sample. The first `most` tokens with a text get a row."""
     pairs = [(variant, shape) for variant, of_variant in shapes.items() for shape in of_variant]
-    frames = [pl.DataFrame(schema=SCHEMA)]
+    frames = [pl.DataFrame(schema=CLOUD)]
     for sample in range(len(valid)) if pairs else []:
         tokens = valid[sample].nonzero()[:, 0].cpu()
         texts = [str(token) for token in tokens.tolist()] if words is None else list(words[sample])
@@ -118,4 +127,32 @@ def _rows(
     names = ([value] * count for value in (variant, sample, shape.layer))
     sizes = ([value] * count for value in (float(shape.log10[sample]), float(flat.square().sum())))
     columns = (*names, tokens[:count].tolist(), texts[:count], *points.T.tolist(), *sizes)
-    return pl.DataFrame(dict(zip(SCHEMA, columns, strict=True)), schema=SCHEMA)
+    return pl.DataFrame(dict(zip(CLOUD, columns, strict=True)), schema=CLOUD)
+
+
+class SpectrumReader(_FirstSamples):
+    """Singular values of the residual of the first samples."""
+
+    cost = "singular values of the first samples at up to 33 layers; keeps these"
+
+    def __init__(self, variant: str, samples: int = 4, most: int = MOST) -> None:
+        self.variant, self.samples, self.most = variant, samples, most
+        self._frames = [pl.DataFrame(schema=SPECTRUM)]
+
+    def read(self, step: LayerStep) -> None:
+        """Take the singular values where the tokens are."""
+        if (shape := self._residual(step)) is None:
+            return
+        R, log10 = shape.R, shape.log10
+        values = torch.linalg.svdvals(R.nan_to_num(0.0)).cpu()[:, : self.most]
+        least = values[:, :1] * max(R.shape[1:]) * torch.finfo(torch.float64).eps
+        kept = (values > least) & log10.isfinite()[:, None]
+        sample, index = kept.nonzero(as_tuple=True)
+        logs = values[kept].log10() + log10[sample]
+        layer, variant = [step.layer] * len(logs), [self.variant] * len(logs)
+        columns = (variant, (step.start + sample).tolist(), layer, (index + 1).tolist(), logs.tolist())
+        self._frames.append(pl.DataFrame(dict(zip(SPECTRUM, columns, strict=True)), schema=SPECTRUM))
+
+    def result(self) -> pl.DataFrame:
+        """The singular values of this variant."""
+        return pl.concat(self._frames)

@@ -17,14 +17,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import FileError, MetricError, TokensError
+from rankscope.errors import FileError, MetricError, TokensError, require
 from rankscope.files import undisturbed
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Encoded, Transformer
-from rankscope.profiles.corpus_rows import MOST, NAME, CorpusRows
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.summary import Summary
+from rankscope.profiles.summary import MOST, NAME, CorpusRows, Summary
 from rankscope.runs import Manifest, Store, difference, key_of
 from rankscope.runs.tables import manifest_in
 
@@ -94,23 +93,16 @@ def corpus_steps(
     runner: "BatchRunner | None" = None,
 ) -> Generator[CorpusRows]:
     """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the folder
-    held. They are one object, complete whenever it is yielded, also after an interruption.
+    held. They are one object, complete whenever it is yielded, also after an interruption. Arguments are those of
+    `measure_corpus`, and
 
     Args:
-        nets: Networks (variants) by name.
-        texts: Any number of excerpts.
         store: The run that rows are written to.
-        metrics: As of `measure`.
-        arithmetic: One or several of `ARITHMETICS`.
-        tokens: The most tokens of an excerpt.
-        batch: Excerpts that are encoded and run together.
         saved_every: Seconds between chunks of rows on disk.
         runner: Measures batches elsewhere and hands them back in order; left out, they are measured here.
     """
-    if not nets:
-        raise MetricError("a corpus must be measured on at least one network; received none", subject="nets")
-    if batch < 1:
-        raise TokensError(f"batch must be at least 1 excerpt; got {batch}", subject="batch")
+    require(nets, "a corpus must be measured on at least one network; received none", MetricError, "nets")
+    require(batch >= 1, f"batch must be at least 1 excerpt; got {batch}", TokensError, "batch")
     chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
     key = key_of(nets, metrics=[metric.name for metric in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch)
@@ -154,8 +146,9 @@ def _earlier_chunks(store: Store, key: dict[str, Any], batch: int) -> list[Manif
         return []
     anew = f"give another folder, or delete {rows} to start anew"
     manifests = [manifest_in(store.run.path(file, anew)) for file in chunks]
-    if manifests and (changed := difference(manifests[0].key or {}, key)):
-        raise FileError(f"{rows} must be of this run; it is of one with other {changed}: {anew}", subject=str(rows))
+    changed = difference(manifests[0].key or {}, key) if manifests else ""
+    sentence = f"{rows} must be of this run; it is of one with other {changed}: {anew}"
+    require(not changed, sentence, FileError, str(rows))
     if manifests and manifests[-1].more["read"] % batch:
         store.drop(chunks[-1])
         manifests.pop()
@@ -202,10 +195,10 @@ def _skip(texts: Iterator[str], digest: Any, count: int, expected: str, path: Pa
     for text in islice(texts, count):
         _digest(digest, text)
         skipped += 1
-    if skipped < count or digest.hexdigest() != expected:
-        came = f"only {skipped} came" if skipped < count else "others came"
-        sentence = f"{path} has counted {count} excerpts, and the same must come again for the run to go on; {came}"
-        raise FileError(f"{sentence}: give another folder, or delete it to start anew", subject=str(path))
+    same = skipped == count and digest.hexdigest() == expected
+    came = f"only {skipped} came" if skipped < count else "others came"
+    sentence = f"{path} has counted {count} excerpts, and the same must come again for the run to go on; {came}"
+    require(same, f"{sentence}: give another folder, or delete it to start anew", FileError, str(path))
 
 
 def _digest(digest: Any, text: str) -> None:

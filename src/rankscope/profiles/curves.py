@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.errors import MetricError, one_of
+from rankscope.errors import MetricError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.profiles.figures import curves_chart
@@ -29,7 +29,13 @@ class Curves(TableResult):
     @property
     def title(self) -> str:
         """How many networks and samples there are, of how many layers, in which arithmetics."""
-        return f"{type(self).__name__}: {self._counts(self.views())}"
+        curves = self.views()
+        if not curves:
+            return f"{type(self).__name__}: no rows"
+        networks = counted(len({curve.variant for curve in curves}), "network")
+        layers = counted(max(curve.depth for curve in curves), "layer")
+        arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
+        return f"{type(self).__name__}: {networks}, {counted(*self.measured)}, {layers}, {arithmetics}"
 
     def overview(self) -> Section:
         """The first metric: the figure, and the ends of each line."""
@@ -61,14 +67,6 @@ class Curves(TableResult):
         with bands of a half and of nine tenths of the excerpts. A log axis also shows floors; `log=None` takes one if
         values span over two decades."""
         return [curves_chart(self.views(only("metric", metric or next(iter(self.metrics), None), self.metrics)), log)]
-
-    def _counts(self, curves: Sequence[CurveView]) -> str:
-        if not curves:
-            return "no rows"
-        networks = counted(len({curve.variant for curve in curves}), "network")
-        layers = counted(max(curve.depth for curve in curves), "layer")
-        arithmetics = ", ".join(dict.fromkeys(curve.arithmetic for curve in curves))
-        return f"{networks}, {counted(*self.measured)}, {layers}, {arithmetics}"
 
     @property
     @abstractmethod
@@ -108,9 +106,8 @@ class Curves(TableResult):
         """One metric of one variant, arithmetic and value of each factor; each is named where there are several."""
         known = self.factors
         for name in factors:
-            if name not in known:
-                sentence = one_of("a factor", name, known) if known else f"this profile has no factors; got {name}="
-                raise MetricError(sentence, subject=name)
+            require(known, f"this profile has no factors; got {name}=", MetricError, name)
+            require_one_of("a factor", name, known, MetricError, name)
         return self.table.filter(
             metric=only("metric", metric, self.metrics),
             variant=only("variant", variant, self.variants),
@@ -133,24 +130,19 @@ class Curves(TableResult):
         chosen = self.table.filter(metric=shown).select(columns).unique(maintain_order=True).to_dicts()
         names = line_names(chosen, list(self.factors))
         alone = len(self.arithmetics) == 1
-        views = []
-        for name, line in zip(names, chosen, strict=True):
-            arithmetic = line["arithmetic"]
-            label = name if alone else f"{name}, {arithmetic}"
-            views.append(self._view(LineName(shown, name, arithmetic, label), line))
-        return views
+        labels = [name if alone else f"{name}, {line['arithmetic']}" for name, line in zip(names, chosen, strict=True)]
+        lines = zip(names, chosen, labels, strict=True)
+        return [self._view(LineName(shown, name, line["arithmetic"], label), line) for name, line, label in lines]
 
 
 def only(what: str, wanted: Any, known: list[Any]) -> Any:
     """The value asked for, which may go unnamed where there is no other."""
-    if not known:
-        raise MetricError("this profile has no rows: it was measured on no sample", subject="table")
+    require(known, "this profile has no rows: it was measured on no sample", MetricError, "table")
     if wanted is None and len(known) == 1:
         return known[0]
-    if wanted is None:
-        raise MetricError(f"this profile holds several {what}s: name one of {', '.join(map(str, known))}", subject=what)
-    if wanted not in known:
-        raise MetricError(one_of(what, wanted, map(str, known)), subject=what)
+    sentence = f"this profile holds several {what}s: name one of {', '.join(map(str, known))}"
+    require(wanted is not None, sentence, MetricError, what)
+    require_one_of(what, wanted, known, MetricError)
     return wanted
 
 
@@ -159,24 +151,24 @@ def with_factors(
 ) -> list[pl.DataFrame]:
     """The tables, each with its value of every factor."""
     for name, values in factors.items():
-        if name in schema:
-            raise MetricError(f"a factor must have a name of its own; every profile has {name!r}", subject=name)
+        sentence = f"a factor must have a name of its own; every profile has {name!r}"
+        require(name not in schema, sentence, MetricError, name)
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != len(tables):
             got = f"{len(values)} values" if isinstance(values, list | tuple) else repr(values)
             example = f"{name}={list(range(len(tables)))[:3]}"
             sentence = f"a factor must have a value for each of the {len(tables)} profiles, as in {example}; got {got}"
             raise MetricError(sentence, subject=name)
-        if len({type(value) for value in values}) > 1 or not all(isinstance(value, FACTOR_TYPES) for value in values):
-            sentence = f"values of a factor must be of one kind, numbers or words; got {name}={values!r}"
-            raise MetricError(sentence, subject=name)
+        alike = len({type(value) for value in values}) <= 1
+        sentence = f"values of a factor must be of one kind, numbers or words; got {name}={values!r}"
+        require(alike and all(isinstance(value, FACTOR_TYPES) for value in values), sentence, MetricError, name)
     extended = [
         table.with_columns(pl.lit(values[index]).alias(name) for name, values in factors.items())
         for index, table in enumerate(tables)
     ]
     columns = {tuple(sorted(set(table.columns) - set(schema))) for table in extended}
-    if len(columns) > 1:
-        listed = " and ".join(", ".join(names) or "none" for names in sorted(columns))
-        raise MetricError(f"profiles to join must have the same factors; received {listed}", subject="factors")
+    listed = " and ".join(", ".join(names) or "none" for names in sorted(columns))
+    sentence = f"profiles to join must have the same factors; received {listed}"
+    require(len(columns) <= 1, sentence, MetricError, "factors")
     return [table.select(*schema, *sorted(set(table.columns) - set(schema))) for table in extended]
 
 

@@ -170,7 +170,7 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
     heading counts them.
 
     Args:
-        table: As `profiles.cloud` gives it.
+        table: As `cloud_table` gives it.
         magnified: Draw the shape at unit size at every layer.
         sample: Which sample to draw.
     """
@@ -232,7 +232,7 @@ def _frame(rows: pl.DataFrame, variants: Sequence[str], layer: int, edge: float)
 
 def spectrum_chart(table: pl.DataFrame) -> fig.Chart:
     """Singular values of the residual as shares of the tokens' norm: a panel for each variant and in it a line for each
-    layer, dark to light; geometric means over samples. `table` is that of `profiles.spectra`."""
+    layer, dark to light; geometric means over samples. `table` is that of a `SpectrumReader`."""
     variants = table["variant"].unique(maintain_order=True).to_list()[:VARIANTS]
     layers = evenly(sorted(table["layer"].unique().to_list()), SPECTRA)
     # A value that is noise in some samples is not there: the mean of the others would be of other texts.

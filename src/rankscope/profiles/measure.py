@@ -6,7 +6,7 @@ What happens when it is called, file by file:
 2. `propagation.py` runs one **pass**: batches of samples through the network, in an arithmetic, on a device.
    In deviation arithmetic (`deviation/propagate.py`) a **second pass** with different rounding runs beside the first
    (`deviation/second_pass.py`) unless `check=False`; on a GPU steps 2 to 5 are replayed (`captured.py`).
-3. Each layer of each batch becomes a **step** (`steps.py`), which computes readings at most once.
+3. Each layer of each batch becomes a **step** (`readers.py`), which computes readings at most once.
 4. Every **reader** (`readers.py`) is shown every step: here one of metrics, one of checks, and the caller's.
 5. The reader of metrics asks the step for its **readings** (`readings.py`, `deviation/readings.py`), which
    `agreement.py` compares with those of the second pass: readings that rounding decided are marked.
@@ -169,13 +169,7 @@ def _measuring(
 
 
 def expected_seconds(net: Transformer, X: Tensor, options: PassOptions) -> float:
-    """The time that a pass over tokens `[batch, token, width]` will take, by estimate (`pass_cost.py`).
-
-    >>> from rankscope.nets import Architecture
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-    >>> expected_seconds(net, torch.randn(3, 5, 8), PassOptions()) > 0
-    True
-    """
+    """The time that a pass over tokens `[batch, token, width]` will take, by estimate (`pass_cost.py`)."""
     arithmetic, kind = options.arithmetic, "float"
     if arithmetic == "deviation" and applies(net):
         kind = "confirm" if options.confirm else "checked" if options.check else "deviation"

@@ -29,9 +29,7 @@ import torch
 
 from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.errors import TooLargeError
-from rankscope.nets import Architecture, free_memory
-from rankscope.nets.streaming import size_of_attention
-from rankscope.nets.tensors import layer_shapes
+from rankscope.nets import Architecture, free_memory, layer_shapes, size_of_attention
 
 MATRICES = {"deviation": 12.5, "confirm": 70.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
@@ -67,7 +65,7 @@ def check_memory(
         TooLargeError: with what would fit.
     """
     count = min(samples, batch)
-    needed = _pass_bytes(arch, count, tokens, kind, device, heads)
+    needed = pass_bytes(arch, count, tokens, kind, device, heads)
     if needed <= UNNOTICED:
         return
     free = free_memory(device)
@@ -91,23 +89,18 @@ def check_memory(
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
     """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
-    size = _pass_bytes(arch, batch, tokens, kind, device)
+    size = pass_bytes(arch, batch, tokens, kind, device)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
 
 
-def _pass_bytes(
+def pass_bytes(
     arch: Architecture, samples: int, tokens: int, kind: str, device: torch.device, heads: bool = False
 ) -> float:
-    in_matrices = MATRICES.get(kind)
-    if in_matrices is None:
-        return by_rows(arch, tokens, heads, samples, device.type)
-    return in_matrices * size_of_attention(arch, samples, tokens)
-
-
-def by_rows(arch: Architecture, tokens: int, heads: bool = False, samples: int = 1, device: str = "cpu") -> float:
-    """The bytes that deviation arithmetic needs by rows."""
+    """The bytes that a pass needs; the arguments are those of `check_memory`, but `samples` those that run together."""
+    if kind in MATRICES:
+        return MATRICES[kind] * size_of_attention(arch, samples, tokens)
     numbers = STATES * (arch.width + arch.mlp_width) + OF_HEADS * heads * arch.heads * arch.width
-    block = max(AT_ONCE.get(device, AT_ONCE["cuda"]), 8 * samples * arch.heads * tokens)
+    block = max(AT_ONCE.get(device.type, AT_ONCE["cuda"]), 8 * samples * arch.heads * tokens)
     return 8 * samples * tokens * numbers + BLOCKS * block
 
 

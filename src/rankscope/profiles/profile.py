@@ -20,7 +20,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, one_of
+from rankscope.errors import MetricError, require, require_one_of
 from rankscope.profiles.curves import Curves, with_factors
 from rankscope.profiles.views import CurveView, LineName, of_samples
 from rankscope.runs import joined
@@ -67,8 +67,7 @@ class Profile(Curves):
             what = "one profile alone" if not strange else f"{strange[0]} in the place of a profile"
             sentence = f"join takes a list of profiles, as in Profile.join([one, two]); received {what}"
             raise MetricError(sentence, subject="profiles")
-        if not profiles:
-            raise MetricError("join must be given at least one profile; received none", subject="profiles")
+        require(profiles, "join must be given at least one profile; received none", MetricError, "profiles")
         tables = with_factors([profile.table for profile in profiles], factors, SCHEMA)
         table = pl.concat(tables, how="vertical_relaxed")
         names = [name for name in table.columns if name not in SCHEMA]
@@ -92,8 +91,7 @@ class Profile(Curves):
     ) -> Float[Tensor, "sample layer"] | Float[Tensor, "sample layer head"]:
         """`[sample, layer]`, layer 0 the input; of attention `[sample, layer, head]`, NaN at layer 0. `column` may be
         value, log10, floor, below_floor or digits; `factors` choose among those of `join`."""
-        if column not in (*NUMBERS, "digits"):
-            raise MetricError(one_of("column", column, [*NUMBERS, "digits"]), subject="column")
+        require_one_of("column", column, [*NUMBERS, "digits"], MetricError)
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic, **factors)
         heads = rows["head"].drop_nulls()
         shape = [_size(rows["sample"]), _size(rows["layer"])] + ([_size(heads)] if len(heads) else [])
@@ -107,13 +105,11 @@ class Profile(Curves):
         columns = {name: self.curve(line.metric, name, **chosen).numpy() for name in ("log10", "value", "floor")}
         return of_samples(line, columns, self.at_floor(line.metric, **chosen).numpy())
 
-    def at_floor(
-        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
-    ) -> Bool[Tensor, " layer"]:
+    def at_floor(self, metric: str, **chosen: Any) -> Bool[Tensor, " layer"]:
         """True at layers where every sample (and head) that has a value lies at its floor: rounding noise. A layer
-        where none has a value is False."""
-        value = self.curve(metric, variant=variant, arithmetic=arithmetic, **factors)
-        noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic, **factors) == 1
+        where none has a value is False. The variant, arithmetic and factors are `chosen` as in `curve`."""
+        value = self.curve(metric, **chosen)
+        noise = self.curve(metric, "below_floor", **chosen) == 1
         known = ~value.isnan()
         over = [axis for axis in range(value.ndim) if axis != 1]
         return (noise | ~known).all(dim=over) & known.any(dim=over)

@@ -20,16 +20,21 @@ from rankscope.deviation.propagate import layers
 from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
-from rankscope.metrics import Of, valid_tokens
-from rankscope.metrics.attention import defect_of_rows
-from rankscope.nets import AttentionRequest, Transformer, free_memory, padding_from
-from rankscope.nets.kernels import kernel_of
-from rankscope.nets.streaming import size_of_attention, streamed, streams
+from rankscope.metrics import Of, defect_of_rows, valid_tokens
+from rankscope.nets import (
+    AttentionRequest,
+    Transformer,
+    free_memory,
+    kernel_of,
+    padding_from,
+    size_of_attention,
+    streamed,
+    streams,
+)
 from rankscope.profiles.captured import captured_steps
 from rankscope.profiles.pass_cost import MATRICES, batches_beside, check_memory
-from rankscope.profiles.readers import CheckReader, MetricReader, Reader
+from rankscope.profiles.readers import DEFECT, CheckReader, LayerStep, MetricReader, Reader
 from rankscope.profiles.readings import WHOLE
-from rankscope.profiles.steps import DEFECT, LayerStep
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
@@ -86,20 +91,8 @@ def one_pass(
 ) -> PassRecord:
     """Run a network once, and let every reader take what it needs from each layer.
 
-    A network without a rule in deviation arithmetic runs in float64.
-
-    Args:
-        net: The network.
-        X: Tokens `[batch, token, width]`.
-        padding: `[batch, token]`, True at padded tokens.
-        readers: Objects that are shown every layer of every batch (`readers.py`).
-        arithmetic: One of `ARITHMETICS`.
-        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-        batch: Samples that run together at most.
-        progress: Called as `progress(done, total)` after each layer.
-        device: Where to run; where the network is, if left out.
-        check: Whether deviation arithmetic has a second pass with different rounding.
-        confirm: Whether doubled precision runs beside deviation arithmetic.
+    A network without a rule in deviation arithmetic runs in float64. Tokens X are `[batch, token, width]`; `readers`
+    are objects that are shown every layer of every batch (`readers.py`), and all other arguments those of `measure`.
     """
     options = PassOptions(arithmetic, batch, progress, device, check, confirm)
     (record,) = run_side_by_side([layer_pass(net, X, padding_from(padding, attention_mask), readers, options)])

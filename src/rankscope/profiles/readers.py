@@ -1,20 +1,227 @@
-"""Readers: what is taken from each layer while a network is run once.
+"""One layer of a pass as readers see it, and readers: what is taken from each layer while a network is run once.
 
-`propagation.py` shows every `LayerStep` to every reader, and the caller asks each for its result. A reader says what it
-needs and what that costs, takes it from one layer at a time, and has a result at the end. `measure` runs the reader of
-metrics and the reader of checks, and takes others along; one of your own is any object with the four names of `Reader`.
-One that needs attention and can do with numbers of its rows says of which metrics in `by_row`; else P is held whole.
+`propagation.py` makes a `LayerStep` of each layer, in floating point or in deviation arithmetic, and shows it to every
+reader; the caller asks each for its result. A reader says what it needs and what that costs, takes it from one layer at
+a time, and has a result at the end. `measure` runs the reader of metrics and the reader of checks, and takes others
+along; one of your own is any object with the four names of `Reader`. One that needs attention and can do with numbers
+of its rows says of which metrics in `by_row`; else P is held whole.
+
+Readings come from `readings.py` where the network ran on ordinary tensors and from `deviation/readings.py` where it ran
+in deviation arithmetic; then `agreement.py` compares them with the second pass. What several readers need is computed
+once; what no reader asks for is not computed.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rankscope.metrics import ROUNDING, Metric, Of
-from rankscope.profiles.readings import ReadingRow
-from rankscope.profiles.steps import LayerStep, ResidualShape, sampled_layers
+from rankscope.deviation import LOWEST, DeviationPattern, DeviationSecondPass, DeviationStep, FloatSecondPass
+from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.confirm import Confirmation
+from rankscope.deviation.readings import read
+from rankscope.deviation.second_pass import SecondPassLayer
+from rankscope.metrics import ROUNDING, Metric, Of, Tokens, tokens_of, unit_of
+from rankscope.nets import PatternNumbers, Step, Transformer, contributions
+from rankscope.profiles.agreement import checked, checked_floats, confirmed
+from rankscope.profiles.readings import (
+    ReadingRow,
+    Readings,
+    in_order,
+    nan_where_broken,
+    read_tensor,
+    read_tokens,
+    row_sum_defect,
+)
+from rankscope.shapes import Bool, Float
+
+DEFECT = "row_sum_defect"
+
+
+class ResidualShape(NamedTuple):
+    """The residual of one layer, `res X = 10^log10 |X|_F R`."""
+
+    layer: int
+    R: Float[Tensor, "batch token width"]  # of Frobenius norm one, zero at padded tokens; zero where tokens are equal
+    log10: Float[Tensor, " batch"]  # its share of the tokens' norm; -inf of equal tokens, NaN where numbers overflow
+
+
+LAYERS = 33  # the most layers that are kept: of a deeper network so many evenly, its ends among them
+
+
+@cache
+def sampled_layers(depth: int, most: int = LAYERS) -> frozenset[int]:
+    """The layers of a network of this depth that are kept.
+
+    >>> sorted(sampled_layers(1000, 3))
+    [0, 500, 1000]
+    """
+    return frozenset(range(depth + 1) if depth < most else (round(k * depth / (most - 1)) for k in range(most)))
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedNumbers:
+    """Readings of a layer that a captured graph computed together with the layer (`captured.py`)."""
+
+    metrics: Sequence[Metric]  # the metrics that were asked for
+    readings: Readings
+    finite: Bool[Tensor, ""]
+    row_sum_defect: Float[Tensor, ""] | None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStep:
+    """What a batch of samples gives at one layer; layer 0 is the input, without attention and heads."""
+
+    net: Transformer  # as it runs: in its arithmetic, on its device
+    start: int  # the index of the batch's first sample
+    valid: Bool[Tensor, "batch token"]  # True at tokens, False at padding
+    step: Step | DeviationStep
+    second: SecondPassLayer | None = None  # the same layer of a second pass with different rounding
+    rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
+    confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
+    known: "CapturedNumbers | None" = None  # readings that came with the layer from a captured graph
+
+    @property
+    def layer(self) -> int:
+        """The layer's index, 0 for the input."""
+        return self.step.layer
+
+    @property
+    def unit(self) -> float:
+        """The eps of the arithmetic that the network runs in."""
+        return unit_of(self.net.dtype)
+
+    @property
+    def tokens(self) -> Float[Tensor, "batch token width"]:
+        """X as an ordinary tensor."""
+        state = self.step.state
+        return state if isinstance(state, Tensor) else state.tokens()
+
+    @cached_property
+    def attention(self) -> Float[Tensor, "batch head token token"] | None:
+        """P as an ordinary tensor; None at layer 0, and where no reader needs it."""
+        P = self.step.attention
+        return P if P is None or isinstance(P, Tensor) else P.matrix()
+
+    def readings(self, metrics: Sequence[Metric]) -> Readings:
+        """Readings of those metrics that this layer has, in the order asked. In deviation arithmetic they are compared
+        with doubled precision (`confirmation`) or with a second pass (`second`), where the step has one."""
+        if self.known is not None and self.known.metrics is metrics:
+            return self.known.readings
+        if isinstance(self.step, DeviationStep):
+            found = [(metric, read(metric, self.step)) for metric in metrics]
+            readings = [(metric, reading) for metric, reading in found if reading is not None]
+            if self.confirmation is not None:
+                single, second = self.confirmation.single, self.confirmation.second
+                of_single = replace(self, step=single, second=second, confirmation=None)
+                marked = of_single.readings([metric for metric, _ in readings])
+                return confirmed(readings, marked, self.confirmation)
+            if self.second is None:
+                return readings
+            assert isinstance(self.second, DeviationSecondPass)
+            return checked(readings, self.step, self.second)
+        readings = self._plain_readings(metrics)
+        if not isinstance(self.second, FloatSecondPass):
+            return readings
+        layer, by_floats = self.second.layer, self.second
+        dropped = [name for name in ("attention", "heads", "routing") if getattr(self.step, name) is None]
+        nothing: dict[str, Any] = dict.fromkeys(dropped)  # of what was dropped here the narrow step has none either
+        narrow = replace(self, step=layer.narrow._replace(**nothing), rows=layer.narrow_numbers, second=None)
+
+        def by_deviation(metric: Metric) -> tuple[DeviationStep, DeviationSecondPass]:
+            return by_floats.tokens_by_deviation if metric.of == "tokens" else by_floats.block_by_deviation
+
+        of_narrow = narrow._plain_readings([metric for metric, _ in readings])
+        return checked_floats(readings, of_narrow, layer, self.net, by_deviation)
+
+    def _plain_readings(self, metrics: Sequence[Metric]) -> Readings:
+        """Readings of a pass on ordinary tensors."""
+        readings = read_tokens(*self._ready, metrics, self.unit)
+        if self.rows is not None:
+            readings += self._read_rows(metrics, self.rows)
+        parts: dict[Of, Tensor | None] = {"attention": self.attention, "routing": self.step.routing}
+        if not isinstance(self.step, DeviationStep) and self.step.heads is not None:
+            layer = self.net.weights.layers[self.layer - 1]
+            parts["heads"] = contributions(layer, self.step.heads.to(self.net.dtype))
+        for of, x in parts.items():
+            readings += [] if x is None else read_tensor(of, x, self.valid, metrics, self.unit)[0]
+        return in_order(readings, metrics)
+
+    def _read_rows(self, metrics: Sequence[Metric], rows: PatternNumbers) -> Readings:
+        """Metrics of attention from the numbers of its rows."""
+        of_rows, of_heads = rows.of_rows, rows.of_heads
+        readings = [(m, m.from_rows(of_rows[m.name], self.valid, self.unit)) for m in metrics if m.name in of_rows]
+        readings += [(m, m.from_heads(of_heads[m.name], self.unit)) for m in metrics if m.name in of_heads]
+        sums = of_rows.get(DEFECT)
+        if not readings or sums is None:
+            return readings
+        return nan_where_broken(readings, (sums.isnan() & self.valid[:, None]).any(-1).any(-1))
+
+    @property
+    def finite(self) -> Bool[Tensor, ""]:
+        """Whether no number of any token overflows."""
+        if self.known is not None:
+            return self.known.finite
+        if isinstance(self.step, DeviationStep):
+            return ~self.step.state.log.isnan().any()  # of a state made tidy, NaN and infinity are NaN in its log
+        if isinstance(self.second, FloatSecondPass):
+            return self.second.layer.sees.all()  # which is finite
+        return ~self._ready[1].any()
+
+    @property
+    def row_sum_defect(self) -> Float[Tensor, ""] | None:
+        """The largest |row sum of P - 1| of tokens, NaN counting as 0; None where nobody saw the rows. In deviation
+        arithmetic rows sum to what the row sums to that all share, and to their `row_excess` where a part changed P."""
+        if self.known is not None:
+            return self.known.row_sum_defect
+        P: Any = self.step.attention
+        if isinstance(self.step, DeviationStep):
+            P = P or self.step.rows
+        if self.rows is not None:
+            defect = self.rows.of_rows.get(DEFECT)
+            return None if defect is None else (defect * self.valid[:, None]).nan_to_num(0.0).max()
+        if isinstance(P, DeviationPattern | PatternByRows):
+            sums = P.p.sum(-1, keepdim=True)  # [batch, head, 1]
+            excess = getattr(P, "row_excess", None)
+            sums = sums if excess is None else sums + excess.explicit()
+            tokens = self.valid[:, None] if excess is not None else self.valid.any(-1)[:, None, None]
+            return ((sums - 1).abs() * tokens).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
+        return None if self.attention is None else row_sum_defect(self.attention, self.valid)
+
+    @cached_property
+    def residual(self) -> ResidualShape:
+        """The residual as a shape and a scale."""
+        if isinstance(self.step, DeviationStep):
+            state = self.step.state
+            _, R = state.centred()
+            norm = torch.linalg.vector_norm(state.scaled_tokens, dim=(1, 2)).log()
+            return residual_shape(self.layer, R.value, R.log, norm + state.log)
+        kept = self.valid[..., None]
+        X = self.step.state.double() * kept
+        mean = X.sum(1, keepdim=True) / self.valid.sum(-1).clamp(min=1)[:, None, None]
+        norm = torch.linalg.vector_norm(X, dim=(1, 2)).log()
+        return residual_shape(self.layer, (X - mean) * kept, torch.zeros_like(norm), norm)
+
+    @cached_property
+    def _ready(self) -> tuple[Tokens, Tensor]:
+        """Ordinary tokens ready to be measured, and which samples are broken."""
+        return tokens_of(self.tokens, self.valid)
+
+
+def residual_shape(layer: int, R: Tensor, log: Tensor, log_norm: Tensor) -> ResidualShape:
+    """The shape and scale of the residual `e^log R` of tokens whose norm is `e^log_norm`."""
+    largest = R.abs().amax((1, 2))
+    unit = R / largest.masked_fill(largest == 0, 1.0)[:, None, None]  # so that squares stay in range
+    size = torch.linalg.vector_norm(unit, dim=(1, 2))
+    zero = (size == 0) | (log <= LOWEST)
+    size = size.masked_fill(size == 0, 1.0)
+    log10 = (log + largest.masked_fill(largest == 0, 1.0).log() + size.log() - log_norm) / math.log(10)
+    return ResidualShape(layer, unit / size[:, None, None], log10.masked_fill(zero, -torch.inf).cpu())
 
 
 @runtime_checkable
@@ -92,28 +299,3 @@ class CheckReader:
             "first_layer_not_finite": min((layer for layer, finite in self._finite if not bool(finite)), default=None),
             "rows_sum_to_one": defect <= self._rounding,
         }
-
-
-class ShapeReader:
-    """The residual of the first samples as a shape and a scale, at `sampled_layers` layers: for the cloud."""
-
-    needs: frozenset[Of] = frozenset(("tokens",))
-    cost = "a norm at each layer; keeps the first samples' tokens of up to 33 layers"
-
-    def __init__(self, samples: int = 1) -> None:
-        self.samples = samples
-        self._shapes: list[ResidualShape] = []
-
-    def read(self, step: LayerStep) -> None:
-        """Keep the residual, on the CPU."""
-        count = self.samples - step.start
-        if count > 0 and step.layer in sampled_layers(step.net.arch.layers):
-            layer, R, log10 = step.residual
-            self._shapes.append(ResidualShape(layer, R[:count].cpu().nan_to_num(0.0), log10[:count]))
-
-    def result(self) -> list[ResidualShape]:
-        """Shapes by layer, all samples of a layer together."""
-        layers = dict.fromkeys(shape.layer for shape in self._shapes)
-        parts = [[shape for shape in self._shapes if shape.layer == layer] for layer in layers]
-        joined = [(torch.cat([s.R for s in part]), torch.cat([s.log10 for s in part])) for part in parts]
-        return [ResidualShape(layer, *shape) for layer, shape in zip(layers, joined, strict=True)]

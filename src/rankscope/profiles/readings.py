@@ -1,7 +1,7 @@
 """Readings of one layer from ordinary tensors, and their rows in a table, whoever ran the network.
 
 `measure` runs a network and `watch` looks on while somebody else's runs; both hand the tensors of a layer to
-`read_tensor` (by way of `steps.py` and of `live/state_readings.py`), and the readings to `table`. A sample
+`read_tensor` (by way of `readers.py` and of `live/state_readings.py`), and the readings to `table`. A sample
 that holds NaN or infinity at a token is **broken**: its values are NaN, the other samples of the batch are
 read as usual. Deviation arithmetic has readings of its own, `deviation/readings.py`.
 """
@@ -84,10 +84,8 @@ def _read_blocks(P: Tensor, valid: Tensor, metrics: Sequence[Metric], unit: floa
     pairs = zip(of_rows, numbers, strict=True)
     readings = [(metric, metric.from_rows(values, valid, unit)) for (metric, _), values in pairs]
     pattern = PatternRows.of(P, valid[:, None])
-    for metric in metrics:
-        if metric.by_row is None and metric.by_head is not None:
-            readings.append((metric, metric.from_heads(metric.by_head(pattern), unit)))
-    return readings
+    of_heads = [(metric, metric.by_head) for metric in metrics if metric.by_row is None and metric.by_head is not None]
+    return readings + [(metric, metric.from_heads(by_head(pattern), unit)) for metric, by_head in of_heads]
 
 
 def read_tokens(ready: Tokens, broken: Tensor, metrics: Sequence[Metric], unit: float) -> Readings:

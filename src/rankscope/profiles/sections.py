@@ -49,10 +49,18 @@ def curve_sections(measured: Curved, bounds: Bounds) -> list[Section]:
     filled = {"symbol": symbol_of(lead), "statistic": statistic, "floors": FLOORS, "proved": proved}
     both = _both(measured, lead, bounds.get(lead, {}))
     plots = [Plot("curves", both, sentence("curves", "caption", **filled))]
-    plots += [Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in further]
+    for name in further:  # without what the large figure says already
+        views = _both(measured, name, {})
+        small = [(scale, replace(chart, legend=False, height=270, colour_bar=None)) for scale, chart in views]
+        plots.append(Plot(f"curves-{name}", small, name.replace("_", " "), small=True))
     tables = [curve_table(measured.views(lead)), *measured.spread(lead)]
     heading, lead_in = "How uniform the tokens become", sentence("curves", "lead")
-    return [Section(heading, lead_in, plots, tables, key="residual"), *_arithmetics(measured)]
+    sections = [Section(heading, lead_in, plots, tables, key="residual")]
+    plots = []
+    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
+        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
+        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
+    return sections + [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] * bool(plots)
 
 
 def _both(measured: Curved, metric: str, bounds: Mapping[str, Any]) -> Views:
@@ -62,12 +70,6 @@ def _both(measured: Curved, metric: str, bounds: Mapping[str, Any]) -> Views:
     views = [("log", log), ("linear", linear)]
     powers = log.panels[0].y.powers
     return views[::-1] if powers is not None and powers.narrow else views
-
-
-def _small(measured: Curved, metric: str) -> Views:
-    """The same without what the large figure says already."""
-    views = _both(measured, metric, {})
-    return [(name, replace(chart, legend=False, height=270, colour_bar=None)) for name, chart in views]
 
 
 def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
@@ -84,14 +86,6 @@ def compared_arithmetics(measured: Curved) -> dict[str, list[CurveView]]:
     if measured.measured[1] == "excerpt" or len(measured.arithmetics) < 2 or metric is None:
         return {}
     return by_variant(measured.views(metric))
-
-
-def _arithmetics(measured: Curved) -> list[Section]:
-    plots = []
-    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
-        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
-        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
-    return [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] if plots else []
 
 
 def ends_table(curves: Sequence[CurveView]) -> Table:

@@ -7,8 +7,7 @@ become the same. What was not measured is not claimed.
 from typing import Any
 
 from rankscope.extras import listed
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.verdict import Ending, ending, listing
+from rankscope.profiles import Ending, Profile, Summary, ending, listing
 from rankscope.runs import Manifest
 
 FINEST = ("deviation", "float64", "float32", "bfloat16")

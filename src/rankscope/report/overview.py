@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from rankscope.figures import power
 from rankscope.figures.description import Chart
-from rankscope.profiles.figures import curves_chart
-from rankscope.profiles.sections import by_variant
-from rankscope.profiles.views import CurveView
+from rankscope.profiles import CurveView, by_variant, curves_chart
 from rankscope.report.causes import FINEST
 from rankscope.report.reported_run import ReportedRun
 from rankscope.results import Plot, Section, Table

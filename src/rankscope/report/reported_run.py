@@ -26,9 +26,7 @@ from rankscope.errors import FileError
 from rankscope.extras import counted
 from rankscope.nets.origin import titled
 from rankscope.paths.figures import HEAD
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.cloud import SCHEMA as CLOUD
-from rankscope.profiles.spectra import SCHEMA as SPECTRUM
+from rankscope.profiles import CLOUD, SPECTRUM, Profile, Summary
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
 from rankscope.results import Result, results_of

@@ -8,9 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.figures import Chart
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.figures import arithmetics_chart, curves_chart
-from rankscope.profiles.sections import compared_arithmetics
+from rankscope.profiles import Profile, Summary, arithmetics_chart, compared_arithmetics, curves_chart
 from rankscope.report.page import write_report
 from rankscope.runs import Store
 from rankscope.runs.tables import SavedTable

@@ -12,8 +12,8 @@ from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
 from rankscope.paths.figures import heads_section, lengths_section
 from rankscope.plugins import Group
-from rankscope.profiles.figures import VARIANTS, cloud_chart, spectrum_chart
-from rankscope.profiles.sections import Bounds
+from rankscope.profiles import Bounds, cloud_chart, spectrum_chart
+from rankscope.profiles.figures import VARIANTS
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.studies import study_sections
 from rankscope.results import KINDS, Plot, Section, sentence

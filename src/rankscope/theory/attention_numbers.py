@@ -17,11 +17,8 @@ from torch import Tensor
 
 from rankscope.deviation import BlockRecord, Scaled, State, can_skip
 from rankscope.deviation.attention import common_heads, deviation_heads
-from rankscope.metrics import dobrushin
+from rankscope.metrics import NORMS, centred, dobrushin, largest_sum_distance
 from rankscope.metrics.attention import FEW
-from rankscope.metrics.centre import centred
-from rankscope.metrics.distances import largest_sum_distance
-from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Block, PassSettings, Plain
 from rankscope.nets.traversal import changed

@@ -32,7 +32,7 @@ from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.metrics import valid_tokens
 from rankscope.nets import Architecture, usual_modes
-from rankscope.profiles.propagation import Progress
+from rankscope.profiles import Progress
 from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of

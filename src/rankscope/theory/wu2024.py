@@ -42,8 +42,7 @@ from torch import Tensor
 
 from rankscope.deviation import LOWEST, Scaled
 from rankscope.deviation.norms import normalise
-from rankscope.nets import NormWeights, active_heads
-from rankscope.nets.weights import converted
+from rankscope.nets import NormWeights, active_heads, converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import theorem as needs
 from rankscope.theory.facts import Facts

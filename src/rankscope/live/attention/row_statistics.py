@@ -1,6 +1,6 @@
 """`row_statistics`: what attention does, row by row, without its pattern.
 
-The numbers, which a fused kernel goes through and throws away, are those of `metrics/row_statistics.py`. Scores are
+The numbers, which a fused kernel goes through and throws away, are those of `metrics/rows.py`. Scores are
 made again for a block of rows at a time, never all of them (`scores.py` says how). On a GPU `row_statistics_triton.py`
 holds them in registers instead, for the kinds of scores that it knows. `attention_readings.py` reads metrics off them.
 """

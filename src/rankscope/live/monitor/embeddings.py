@@ -34,8 +34,7 @@ from rankscope.live.monitor.weight_gradients import NO_VALUE, counted_once
 from rankscope.live.processes import gathered, world_size
 from rankscope.live.stack_watch import StackWatch
 from rankscope.live.state_readings import arithmetic_of
-from rankscope.metrics import unit_of
-from rankscope.metrics.samples import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
+from rankscope.metrics import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity, unit_of
 from rankscope.sources import first_line
 
 EmbeddingFunction = Callable[[Any], Tensor]  # takes what the model returns; gives `[sample, width]`, or with views
