@@ -1,20 +1,16 @@
 """`rankscope compare` of training runs: the same metric at the same steps, and where they part."""
 
-from math import isfinite
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.cli.inputs import split_names
 from rankscope.cli.options import ResultOptions
-from rankscope.cli.show import console, machine, say, thinned, titled
+from rankscope.cli.show import machine, say, show_tables
 from rankscope.errors import FileError, MetricError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankscope.trainings import RunComparison, TrainingRun
-
-MOST_LAYERS = 33  # Layers of the table, at most
 
 
 def is_training(thing: str) -> bool:
@@ -57,7 +53,7 @@ def compare_trainings(things: list[str], metrics: str | None, results: ResultOpt
         ]
         more = {"verdict": sentence, "notes": list(comparison.notes), "disagreement": differ or None}
         return machine({"metric": comparison.metric, "steps": comparison.steps, "lines": lines, **more})
-    console().print(_table(comparison, names))
+    show_tables(*replace(comparison, names=tuple(names)).sections()[0].tables)
     say("", sentence, *([differ] if differ else []), *([] if results.quiet else comparison.notes))
 
 
@@ -77,27 +73,6 @@ def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: "RunCompari
         for metric in shared
     }
     return disagreement(ends)
-
-
-def _table(comparison: "RunComparison", names: list[str]) -> "Table":
-    from rankscope.trainings.comparison import APART
-
-    title = f"{comparison.metric} at step {comparison.steps[-1]:,}, the last that all have"
-    noise = "\n○ at its floor: rounding noise" if any(any(line.noise) for line in comparison.lines) else ""
-    table = titled(title, f"parted: from that step on more than {APART:.0%} apart, to the end{noise}")
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for heading in ("ratio", "parted") if len(names) == 2 else ("parted",):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in thinned(comparison.lines, MOST_LAYERS + 1):
-        cells = [f"{value:.3g}" if isfinite(value) else "no number" for value in line.values]
-        cells = [f"{cell} ○" if noise else cell for cell, noise in zip(cells, line.noise, strict=True)]
-        if len(names) == 2:
-            a, b = line.values
-            cells.append(f"{b / a:.3g}" if a and isfinite(b / a) and not any(line.noise) else "–")
-        table.add_row(line.name, *cells, "no" if line.parted is None else f"from {line.parted:,}")
-    return table
 
 
 def unique_titles(titles: list[str], things: list[str]) -> list[str]:

@@ -9,28 +9,15 @@ from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, split_names
 from rankscope.cli.measure import ANNOUNCED_SECONDS
-from rankscope.cli.show import complain, console, machine, progress, say, say_where, sparkline, thinned, titled
+from rankscope.cli.show import complain, machine, progress, say, say_where, show_tables
 from rankscope.errors import MetricError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankscope.forecasts import Forecast, Mend
+    from rankscope.results import Table
 
 MAPS = ("skip", "depth", "query_gain", "value_gain", "temperature", "rate")
 TASKS = ("next-character", "induction", "copying", "sort", "digits", "hull", "memorization")
-MOST = 32  # Layers of a line, at most
-CURVES = {
-    "residual": "what tells tokens apart, measured",
-    "residual_theory": "the same in mean-field theory",
-    "separation": "one minus the cosine of tokens",
-    "gradient": "gradient at tokens",
-    "query": "gradient of queries",
-    "key": "gradient of keys",
-    "value": "gradient of values",
-    "mlp": "gradient of the MLP",
-}
-"""Columns of the table that are shown, in words."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ def forecast(
             depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
         )  # fmt: skip
     if not results.as_json:  # at once: changes may take many times as long
-        console().print(layers_table(result))
+        show_tables(result.sections()[0].tables[0])
         say("", *result.verdict)
     changes = _changes(result, results.silent) if variations.mends else []
     plane = None
@@ -114,10 +101,10 @@ def forecast(
         return machine({**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()})
     if changes:
         say("")
-        console().print(mends_table(changes))
+        show_tables(mends_table(changes))
     if plane is not None and axes is not None:
         say("")
-        console().print(map_table(plane, *axes))
+        show_tables(map_table(plane, *axes))
     if results.output is not None:
         say_where("Forecast and figures", results.output)
 
@@ -162,16 +149,13 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
 
 def map_table(plane: Any, x: str, y: str) -> "Table":
     """The probability of learning at every cell, the largest value of y on top."""
+    from rankscope.results import Table
+
     across, up = (sorted(plane[name].unique().to_list()) for name in ("x", "y"))
     cells = {(row["x"], row["y"]): row for row in plane.iter_rows(named=True)}
-    caption = f"across {x}, up {y}; ?: a guess, unlike all trained designs"
-    table = titled("probability that it learns", caption, words=[y])
-    for value in across:
-        table.add_column(f"{value:.3g}", justify="right", no_wrap=True)
-    for b in reversed(up):
-        shown = [_probability(cells.get((a, b), {})) for a in across]
-        table.add_row(f"{b:.3g}", *shown)
-    return table
+    rows = [[f"{b:.3g}", *(_probability(cells.get((a, b), {})) for a in across)] for b in reversed(up)]
+    note = f"across {x}, up {y}; ?: a guess, unlike all trained designs"
+    return Table("probability that it learns", [y, *(f"{value:.3g}" for value in across)], rows, note=note)
 
 
 def _probability(row: dict[str, Any]) -> str:
@@ -199,29 +183,13 @@ def _numbers(forecast: "Forecast") -> dict[str, float]:
     return {"probability": forecast.probability, "place": forecast.place, "guess": bool(forecast.doubts)}
 
 
-def layers_table(forecast: "Forecast") -> "Table":
-    """Tokens and gradients by layer: a line for each, from the first layer to the last."""
-    table = titled("from the first layer to the last", "log10; marked numbers are left out")
-    for heading in ("", "by layer"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("first", "last"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, title in CURVES.items():
-        logs = [None if log != log else log for log in forecast.table[name].to_list()]
-        known = [log for log in logs if log is not None]
-        if known:
-            table.add_row(title, sparkline(thinned(logs, MOST)), f"{known[0]:.2f}", f"{known[-1]:.2f}")
-    return table
-
-
 def mends_table(mends: "list[Mend]") -> "Table":
     """A line for each change: how probable it is to learn with it, and its place."""
     from rankscope.forecasts.verdict import place_of_100
+    from rankscope.results import Table
 
-    caption = "each change alone, weights drawn anew; ?: a guess, unlike all trained designs"
-    table = titled("what would mend it", caption, words=["change"])
-    for heading in ("probability", "place of 100"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for mend in mends:
-        table.add_row(mend.change, _probability(_numbers(mend.forecast)), str(place_of_100(mend.forecast.place)))
-    return table
+    rows = [
+        [mend.change, _probability(_numbers(mend.forecast)), str(place_of_100(mend.forecast.place))] for mend in mends
+    ]
+    note = "each change alone, weights drawn anew; ?: a guess, unlike all trained designs"
+    return Table("what would mend it", ["change", "probability", "place of 100"], rows, note=note)

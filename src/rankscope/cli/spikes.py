@@ -4,14 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.show import console, machine, say, say_where, titled
+from rankscope.cli.show import machine, say, say_where, show_tables
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankscope.trainings import Spikes
-
-SHOWN = 12  # Signals that are shown before each spike
 
 
 def spikes(
@@ -44,32 +40,11 @@ def spikes(
         told = {"score": report.score, "spikes": [spike._asdict() for spike in report.spikes]}
         return machine({**told, "events": report.events.to_dicts(), "sentences": report.sentences})
     say(*report.sentences)
-    for index, spike in enumerate(report.spikes):
-        table = _table(report, index)
-        if table.row_count:
-            say("")
-            console().print(f"Before step {spike.first}", style="bold")
-            console().print(table)
+    for table in (table for section in report.sections() for table in section.tables):
+        say("")
+        show_tables(table)
     if results.output is not None:
         say_where("Spikes and events", results.output)
-
-
-def _table(report: "Spikes", index: int) -> "Table":
-    """Signals that left their band before a spike, the earliest first."""
-    import polars as pl
-
-    events = report.events.filter(pl.col("spike") == index)
-    caption = f"{events.height - SHOWN} more: --json has all" if events.height > SHOWN else ""
-    words, numbers = ["signal", "layer", ""], ["step", "lead", "distance", "chance", "adjusted"]
-    table = titled("what left its band, the earliest first", caption, words, numbers)
-    for row in events.head(SHOWN).iter_rows(named=True):
-        layer = "" if row["layer"] is None else str(row["layer"]) + ("" if row["head"] is None else f".{row['head']}")
-        way = "up" if row["direction"] > 0 else "down"
-        table.add_row(
-            row["signal"], layer, way, str(row["step"]), str(row["lead"]), f"{row['distance']:.1f}",
-            f"{row['chance']:.2g}", f"{row['adjusted']:.2g}",
-        )  # fmt: skip
-    return table
 
 
 def _written(folder: Path) -> tuple[Path, Path]:

@@ -4,18 +4,19 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from rankscope.figures import sparklines
 from rankscope.results import Plot, Section, Table, sentence
 from rankscope.theory.figures import bounds_chart
-from rankscope.theory.views import RANK, BoundView, failed_hypotheses, quantity
+from rankscope.theory.views import QUANTITIES, RANK, BoundView, failed_hypotheses, quantity
 
 
 def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame, broken: int) -> Section:
     """The theorems whose hypotheses are met from layer 1 on, with the figure of the first sample."""
+    met = [view for view in bounds if view.met_to]
     rows = [
-        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
-         view.sign, view.proved, view.slack]
-        for view in bounds
-        if view.met_to
+        [view.theorem, view.layers, str(view.layer), quantity(view.quantity).short, view.measured, view.sign,
+         view.proved, view.slack]
+        for view in met
     ]  # fmt: skip
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
     plots = [] if drawable.is_empty() else [Plot("bounds", [("", bounds_chart(table, int(drawable["sample"][0])))])]
@@ -23,9 +24,14 @@ def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame
     unmet = [view.theorem for view in bounds if not view.met_to]
     if unmet:
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why, print() all of it.")
-    note = "Slack in decades. Figure: the first sample; table: the loosest." if rows else ""
-    headings = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
-    return Section(title, said, plots, [Table("", headings, rows, note=note)], notes)
+    quantities = [quantity(name) for name in QUANTITIES if name in {view.quantity for view in met}]
+    note = "   ".join(f"{shown.short}: {shown.symbol}" for shown in quantities)
+    note += "\nBy layer: measured, and beneath it the bound, on one scale. Slack in decades." if rows else ""
+    notes += ["Figure: the first sample; table: the loosest."] if rows and plots else []
+    headings = ("theorem", "layers", "at", "of", "measured", "", "bound", "slack")
+    lines = ["\n".join(sparklines(*zip(*view.by_layer, strict=True))) for view in met]
+    table = Table("", headings, rows, note=note, curves=("by layer", lines), spare=["layers"])
+    return Section(title, said, plots, [table], notes)
 
 
 def bounds_section(proved: Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]) -> Section:
