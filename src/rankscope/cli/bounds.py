@@ -83,7 +83,11 @@ def bounds(
     else:
         (bounded,) = certificates.overview().tables
         failing = failing_table(certificates.table, options.variant)
-        show_tables(replace(bounded, title="bounds whose hypotheses are met"), *([failing] if failing.rows else []))
+        note = bounded.note.replace(
+            "Figure: the first sample", "By layer: measured, beneath it the bound, on one scale"
+        )
+        bounded = replace(bounded, title="Bounds whose hypotheses are met", note=note)
+        show_tables(bounded, *([failing] if failing.rows else []))
         say("", *random_weights_lines(certificates.manifest))
         wrong = " A measurement contradicts a theorem: please report this network."
         say(f"{depth.view().said}{wrong if len(certificates.broken()) else ''}")

@@ -185,7 +185,7 @@ def _scalars(training: "TrainingRun") -> "RichTable":
     curves = {name: training.scalar(name)[1] for name in training.scalars[:8]}
     rows = [[title_of(name)[:24], *_ends(values)] for name, values in curves.items()]
     lines = [_lines([values])[0] for values in curves.values()]
-    return tabular(Table("", ["", "start", "now"], rows, curves=("steps →", lines)))
+    return tabular(Table("", ["", "start", "now"], rows, curves=("steps →", lines)), curves_at=3)
 
 
 def _layers(grid: "Grid", most: int) -> "RichTable":
@@ -201,7 +201,9 @@ def _layers(grid: "Grid", most: int) -> "RichTable":
     values = [grid.value[row].tolist() for row in some]
     rows = [[str(grid.layers[row]), *_ends(curve)] for row, curve in zip(some, values, strict=True)]
     headings, title = ["layer", "start", "now"], NAMES.get(grid.metric, grid.metric)
-    return tabular(Table(title, headings, rows, marked, " ".join(notes), curves=("steps →", _lines(values))))
+    return tabular(
+        Table(title, headings, rows, marked, " ".join(notes), curves=("steps →", _lines(values))), curves_at=3
+    )
 
 
 def _paths(training: "TrainingRun", most: int) -> "RichTable":
@@ -214,7 +216,7 @@ def _paths(training: "TrainingRun", most: int) -> "RichTable":
     ends = [[f"{curve[k]:z.1%}" if isfinite(curve[k]) else "no number" for k in (0, -1)] for curve in curves]
     rows = [[name, *cells] for name, cells in zip(names, ends, strict=True)]
     title, lines = "path shares: what paths of each length carry of the output", _lines(curves, log=False)
-    return tabular(Table(title, ["", "start", "now"], rows, note=note, curves=("steps →", lines)))
+    return tabular(Table(title, ["", "start", "now"], rows, note=note, curves=("steps →", lines)), curves_at=3)
 
 
 def _ends(values: list[float]) -> tuple[str, str]:

@@ -218,7 +218,7 @@ def steps(quiet: bool, weights: Sequence[float]) -> Iterator[Callable[[str], Tel
 def titled(title: str, caption: str = "", words: Sequence[str] = (), numbers: Sequence[str] = ()) -> Table:
     """A table with columns of words, which fold, and of numbers, which do not.
 
-    It is as wide as its title at least, and as short lines of its caption, where the terminal is: they read badly broken.
+    It is as wide as its title at least, and short lines of its caption, where the terminal is: they read badly broken.
     """
     widest = max(len(line) for line in (title, *caption.split("\n")) if line == title or len(line) < SHORT)
     table = Table(
@@ -239,7 +239,7 @@ def show_tables(*tables: "SectionTable", most: int = MOST_ROWS) -> None:
         console().print(tabular(table, most))
 
 
-def tabular(table: "SectionTable", most: int = MOST_ROWS) -> Table:
+def tabular(table: "SectionTable", most: int = MOST_ROWS, curves_at: int = 1) -> Table:
     """A table of a section for the terminal: words fold, numbers do not, curves are block letters.
 
     Where there is little room, columns that the table can spare are left out; of more than `most` rows so many are
@@ -251,8 +251,11 @@ def tabular(table: "SectionTable", most: int = MOST_ROWS) -> Table:
         for row, cells in enumerate(table.rows)
     ]
     of_curves, curves = table.curves
-    cut = [row[:1] + ([curve] if curves else []) + row[1:] for row, curve in zip(rows, curves or rows, strict=True)]
-    headings = [*table.headings[:1], *([of_curves] if curves else []), *table.headings[1:]]
+    cut = [
+        row[:curves_at] + ([curve] if curves else []) + row[curves_at:]
+        for row, curve in zip(rows, curves or rows, strict=True)
+    ]
+    headings = [*table.headings[:curves_at], *([of_curves] if curves else []), *table.headings[curves_at:]]
     note = "\n".join(filter(None, [table.note, f"{most} of {len(cut)} rows." * (len(cut) > most)]))
     columns = [(heading, [row[k] for row in thinned(cut, most)]) for k, heading in enumerate(headings)]
     widths = {heading: max(map(_width, (heading, *cells))) for heading, cells in columns}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import command_line
 from rankscope.cli.output import require_report
-from rankscope.cli.show import Interruption, complain, machine, progress, say_where, show_tables
+from rankscope.cli.show import Interruption, complain, machine, progress, say, say_where, show_tables
 
 if TYPE_CHECKING:
     from rankscope.engine import Sweep
@@ -78,9 +78,10 @@ def sweep(
 
 
 def _show(result: "Sweep", folder: Path, report: Path, quiet: bool) -> None:
-    """Print the cells, those that failed and why, and where everything is."""
-    shown = result.sections()
-    show_tables(*(table for section in shown for table in section.tables if table.wordy or not table.keys))
+    """Print the cells at either end, which failed and why, what matters most, and where everything is."""
+    tables = [table for section in result.sections() for table in section.tables]
+    show_tables(*(table for table in tables if not table.keys))
+    say("", result.overview().sentence)
     if not quiet:
         say_where("Table", folder / "sweep.parquet")
         say_where("Report", report)

@@ -26,8 +26,7 @@ def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why, print() all of it.")
     quantities = [quantity(name) for name in QUANTITIES if name in {view.quantity for view in met}]
     note = "   ".join(f"{shown.short}: {shown.symbol}" for shown in quantities)
-    note += "\nBy layer: measured, and beneath it the bound, on one scale. Slack in decades." if rows else ""
-    notes += ["Figure: the first sample; table: the loosest."] if rows and plots else []
+    note += "\nSlack in decades. Figure: the first sample; table: the loosest." if rows else ""
     headings = ("theorem", "layers", "at", "of", "measured", "", "bound", "slack")
     lines = ["\n".join(sparklines(*zip(*view.by_layer, strict=True))) for view in met]
     table = Table("", headings, rows, note=note, curves=("by layer", lines), spare=["layers"])
