@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rankscope import Profile, Transformer, fresh, measure
-from rankscope.cli.compare import Side
-from rankscope.cli.compare_training import unique_titles
+from rankscope.cli.compare import Side, unique_titles
 from rankscope.explorer.network_cache import NetworkCache
 from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import inside, rankscope

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rankscope.explorer.answers import measure_page, network_with
 from rankscope.explorer.controls import Controls
-from rankscope.explorer.measurement import measure_page, network_with
 from tests.explorer.serving import TEXT, tiny
 
 

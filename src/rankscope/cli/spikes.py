@@ -66,6 +66,6 @@ def _write(folder: Path, report: "Spikes") -> None:
     from rankscope.files import atomic, writable_folder
 
     writable_folder(folder)
-    for path, table in zip(_written(folder), report.tables.values(), strict=True):
+    for path, table in zip(_written(folder), report.chapter.values(), strict=True):
         with atomic(path) as temporary:
             table.write_csv(temporary)

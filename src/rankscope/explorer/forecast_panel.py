@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import LateError, RankscopeError
-from rankscope.explorer.answers import page_sentence
+from rankscope.explorer.answers import network_with, page_sentence
 from rankscope.explorer.controls import Controls, ForecastRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode, JobCancelled
-from rankscope.explorer.measurement import network_with
 from rankscope.explorer.network_cache import NetworkCache
 from rankscope.forecasts import Forecast, Mend, forecast
 from rankscope.forecasts.changes import PARTS
