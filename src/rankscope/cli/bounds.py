@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BoundNetwork(opt.NetworkOptions):
-    """Options of the network that is certified."""
-
-    model: opt.Model = "minilm"
-    variant: opt.Variant = "transformer"
-    stream: opt.Stream = False
-
-
-@dataclass(frozen=True)
 class TheoremOptions:
     """Options that say which theorems are evaluated, on tokens of which size."""
 
@@ -34,7 +25,10 @@ class TheoremOptions:
 
 
 def bounds(
-    options: BoundNetwork = BoundNetwork(),
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    variant: opt.Variant = "transformer",
+    stream: opt.Stream = False,
     text: opt.TextOptions = opt.TextOptions(samples=2, tokens=32),
     theory: TheoremOptions = TheoremOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -53,23 +47,23 @@ def bounds(
     theorem_names = None if theory.theorems is None else split_names("theorems", theory.theorems)
     theorems_named(theorem_names)
     opt.require_positive(threshold=theory.threshold, scale=theory.scale)
-    excerpts = read_inputs(text, options.model, quiet=results.silent)
+    excerpts = read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
-    require_same_network(store, "bounds", {options.variant: net}, manifest_fields(net, options.model))
+    net = network(model, options, stream=stream, quiet=results.silent).variant(variant)
+    require_same_network(store, "bounds", {variant: net}, manifest_fields(net, model))
     X, padding = net.encode(excerpts, text.tokens)
     parts: list[Certificates] = []
     try:
         with progress(results.silent) as start:
-            bar = start(options.variant)
+            bar = start(variant)
             for sample in range(len(X)):
-                bar(sample, len(X), f"{options.variant}, sample {sample + 1} of {len(X)}")
+                bar(sample, len(X), f"{variant}, sample {sample + 1} of {len(X)}")
                 tokens, empty = theory.scale * X[sample : sample + 1], padding[sample : sample + 1]
-                parts.append(certify(net, tokens, empty, theorem_names, variant=options.variant))
+                parts.append(certify(net, tokens, empty, theorem_names, variant=variant))
     except KeyboardInterrupt:
         if not parts:
             raise
-    fields = {**manifest_fields(net, options.model), "scale": theory.scale, **text_fields(text, excerpts[: len(parts)])}
+    fields = {**manifest_fields(net, model), "scale": theory.scale, **text_fields(text, excerpts[: len(parts)])}
     certificates = with_manifest(joined(parts), **fields)
     depth = depth_of(certificates, theory.threshold)
     if store is not None:
@@ -82,7 +76,7 @@ def bounds(
         machine({"manifest": manifest, "table": certificates.table.to_dicts(), "collapse": collapse})
     else:
         (bounded,) = certificates.overview().tables
-        failing = failing_table(certificates.table, options.variant)
+        failing = failing_table(certificates.table, variant)
         note = bounded.note.replace(
             "Figure: the first sample", "By layer: measured, beneath it the bound, on one scale"
         )

@@ -11,19 +11,12 @@ from rankscope.cli.names import model_named
 from rankscope.cli.options import ResultOptions
 from rankscope.cli.output import open_store, require_same_network, with_manifest
 from rankscope.cli.show import machine, say, show_run, show_tables
-from rankscope.errors import ArchitectureError, FileError, MetricError
+from rankscope.errors import ArchitectureError, FileError, MetricError, require
 
 if TYPE_CHECKING:
     from rankscope.nets import Encoded, Transformer
     from rankscope.profiles import Profile
     from rankscope.trainings import RunComparison, TrainingRun
-
-
-@dataclass(frozen=True)
-class ComparedNetworks(opt.NetworkOptions):
-    """Options of all networks that are compared."""
-
-    device: opt.Device = "cpu"
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,8 @@ class CompareOptions(opt.MetricOptions):
 
 def compare(
     things: opt.Compared,
-    options: ComparedNetworks = ComparedNetworks(),
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    device: opt.Device = "cpu",
     text: opt.TextOptions = opt.TextOptions(),
     measured: CompareOptions = CompareOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -77,8 +71,7 @@ def compare(
     excerpts = read_inputs(text, *models, quiet=results.silent) if models else []
     trained = replace(options, init=None, seed=None)
     nets = {
-        model: network(model, options if model in random else trained, options.device, quiet=results.silent)
-        for model in models
+        model: network(model, options if model in random else trained, device, quiet=results.silent) for model in models
     }
     encoded = {model: net.encode(excerpts, text.tokens) for model, net in nets.items()}
     jobs = {
@@ -144,25 +137,18 @@ class Side(NamedTuple):
         from rankscope.engine import choice_in
 
         folder = Path(thing)
-        if (folder / "sweep.parquet").is_file():
-            raise FileError(
-                f"cells of a sweep must be named, as {thing}:0 or {thing}:seed=0; got all of it", subject="cells"
-            )
+        sentence = f"cells of a sweep must be named, as {thing}:0 or {thing}:seed=0; got all of it"
+        require(not (folder / "sweep.parquet").is_file(), sentence, FileError, "cells")
         if choice_in(thing) or (folder / "profile.parquet").is_file() or thing.endswith(".parquet"):
             return cls(thing, None, "", _last(thing))
-        if (folder / "summary.parquet").is_file():
-            raise FileError(
-                f"{thing} holds statistics over a corpus, not a profile: compare the models, with --text", subject=thing
-            )
+        sentence = f"{thing} holds statistics over a corpus, not a profile: compare the models, with --text"
+        require(not (folder / "summary.parquet").is_file(), sentence, FileError, thing)
         model, colon, variant = thing.rpartition(":")
         if not colon or folder.exists():
             model = model_named(thing)
             return cls(thing, model, "transformer", _last(model))
-        if not variant.startswith(("san", "transformer")):
-            raise ArchitectureError(
-                f"after a model's colon comes a variant, as transformer-norm or san+skip; got {thing!r}",
-                subject="variant",
-            )
+        sentence = f"after a model's colon comes a variant, as transformer-norm or san+skip; got {thing!r}"
+        require(variant.startswith(("san", "transformer")), sentence, ArchitectureError, "variant")
         model = model_named(model)
         return cls(thing, model, variant, f"{_last(model)}:{variant}")
 
@@ -221,14 +207,11 @@ def _last(path: str) -> str:
 def require_different(things: list[str], one_is_enough: bool = False) -> None:
     """Refuse to compare something with itself, or one thing alone unless it holds several."""
     holds_several = "=" in things[0] or (Path(things[0]) / "profile.parquet").is_file()
-    if len(things) < 2 and not one_is_enough and not holds_several:
-        raise MetricError(
-            f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one",
-            subject="things",
-        )
+    sentence = f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one"
+    require(len(things) >= 2 or one_is_enough or holds_several, sentence, MetricError, "things")
     for thing in things:
-        if things.count(thing) > 1:
-            raise MetricError(f"things to compare must differ; {thing} comes twice: leave one out", subject="things")
+        sentence = f"things to compare must differ; {thing} comes twice: leave one out"
+        require(things.count(thing) <= 1, sentence, MetricError, "things")
 
 
 def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
@@ -244,11 +227,10 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
         profile = profile_of(*cells)
     else:
         profile = Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
-    if metrics[0] not in profile.metrics:
-        raise MetricError(
-            f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one of these",
-            subject="metrics",
-        )
+    sentence = (
+        f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one of these"
+    )
+    require(metrics[0] in profile.metrics, sentence, MetricError, "metrics")
     names = {name: name if cells else f"{title}:{name}" for name in profile.variants}
     table = profile.table.filter(pl.col("metric").is_in(metrics))
     table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
@@ -272,16 +254,11 @@ def compare_trainings(things: list[str], metrics: str | None, results: ResultOpt
     from rankscope.trainings import compare_runs, read_training
 
     for thing in things:
-        if not is_training(thing):
-            raise FileError(
-                f"training runs are compared with training runs; {thing} is none: leave it out", subject=thing
-            )
-    if len(things) < 2:
-        raise MetricError("compare must be given at least two training runs; got one", subject="things")
-    if results.output is not None:
-        raise FileError(
-            f"-o goes with what compare measures; use rankscope report {' '.join(things)} -o PAGE", subject="output"
-        )
+        sentence = f"training runs are compared with training runs; {thing} is none: leave it out"
+        require(is_training(thing), sentence, FileError, thing)
+    require(len(things) >= 2, "compare must be given at least two training runs; got one", MetricError, "things")
+    sentence = f"-o goes with what compare measures; use rankscope report {' '.join(things)} -o PAGE"
+    require(results.output is None, sentence, FileError, "output")
     runs = [read_training(thing) for thing in things]
     comparison = compare_runs(runs, things, None if metrics is None else split_names("metrics", metrics)[0])
     names = unique_titles([Path(thing).resolve().name for thing in things], things)

@@ -8,7 +8,7 @@ from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, random_weights_of, read_inputs
 from rankscope.cli.show import machine, progress, say, say_where, show_tables
-from rankscope.errors import FileError, SourceError
+from rankscope.errors import FileError, SourceError, require
 
 CRITERIA = tuple(names.DATA["names"]["criteria"])
 SEARCHES = ("one_shot", "greedy", "exact")
@@ -48,9 +48,8 @@ def cut(
     excerpts = read_inputs(text, model, quiet=printing.silent)
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileError(f"{output} must be a new or empty folder; it holds something already", subject=str(output))
-    if output is not None and is_drawn(model):
-        sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
-        raise SourceError(sentence, subject="model")
+    sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
+    require(output is None or not is_drawn(model), sentence, SourceError, "model")
     by, search, seed = choice.by, choice.search, choice.seed
     net = network(model, opt.NetworkOptions(), choice.device, quiet=printing.silent)
     full_model: Any = None if is_drawn(model) else original(model)

@@ -8,7 +8,7 @@ from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, tex
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables, open_store, require_report, with_manifest
 from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, show_tables
-from rankscope.errors import SourceError
+from rankscope.errors import SourceError, require
 from rankscope.extras import counted
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ def demo(
 
     With --train: train a small GPT, whole and without skips, under the monitor (about two minutes).
     """
-    if train and decoder:
-        raise SourceError(
-            "--train trains a network, --decoder measures another; got both: leave one out", subject="train"
-        )
+    sentence = "--train trains a network, --decoder measures another; got both: leave one out"
+    require(not train or not decoder, sentence, SourceError, "train")
     if train:
         train_demo(output or Path("runs/demo-train"), steps, printing)
     elif decoder:

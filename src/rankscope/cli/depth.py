@@ -1,6 +1,5 @@
 """`rankscope depth`: which layers, heads and paths does this model need?"""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,17 +13,11 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
 
 
-@dataclass(frozen=True)
-class DepthNetwork(opt.NetworkOptions):
-    """Options of the network of the card."""
-
-    model: opt.Model = "minilm"
-    device: opt.Device = "cpu"
-    stream: opt.Stream = False
-
-
 def depth(
-    options: DepthNetwork = DepthNetwork(),
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    device: opt.Device = "cpu",
+    stream: opt.Stream = False,
     text: opt.TextOptions = opt.TextOptions(tokens=64),
     heads: Annotated[bool, opt.option(opt.RESULT, " ", "heads_out", (), "--heads/--no-heads")] = True,
     svg: Annotated[
@@ -42,10 +35,10 @@ def depth(
     from rankscope.depths.views import norms_sentence
     from rankscope.files import write_text
 
-    excerpts = read_inputs(text, options.model, quiet=results.silent)
+    excerpts = read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, options.device, options.stream, results.silent)
-    fields = manifest_fields(net, options.model)
+    net = network(model, options, device, stream, results.silent)
+    fields = manifest_fields(net, model)
     require_same_network(store, "depth", {"as given": net}, fields)
     inputs = net.encode(excerpts, text.tokens)
     if not results.silent:

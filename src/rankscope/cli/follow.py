@@ -13,7 +13,7 @@ from rankscope.cli.inputs import split_names
 from rankscope.cli.pages import open_port, say_address
 from rankscope.cli.show import console, machine, tabular
 from rankscope.extras import counted
-from rankscope.figures.sparklines import sparkline, thinned
+from rankscope.figures import sparkline, thinned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,16 +64,12 @@ def follow(
 
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
+    """The metrics asked for, or the first; one that a run has of several stacks of blocks is one of each."""
     if metrics is None:
         return training.of_stacks(training.metrics[0]) if training.metrics else []
-    asked = split_names("metric", metrics)
-    return [metric for name in asked for metric in _of_stacks(training, name)]
-
-
-def _of_stacks(training: "TrainingRun", name: str) -> list[str]:
-    """The metric of that name or, where the run has it of several stacks of blocks, of each; raises if it has none."""
-    metrics = [] if name in training.metrics else training.of_stacks(name)
-    return metrics or [training.metric(name)]
+    asked = {name: name not in training.metrics for name in split_names("metric", metrics)}
+    found = [training.of_stacks(name) * many or [training.metric(name)] for name, many in asked.items()]
+    return [metric for metrics_of_stacks in found for metric in metrics_of_stacks]
 
 
 def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:

@@ -10,7 +10,7 @@ from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, split_names
 from rankscope.cli.measure import ANNOUNCED_SECONDS
 from rankscope.cli.show import complain, machine, progress, say, say_where, show_tables
-from rankscope.errors import MetricError
+from rankscope.errors import MetricError, require
 
 if TYPE_CHECKING:
     from rankscope.forecasts import Forecast, Mend
@@ -75,8 +75,7 @@ def forecast(
     opt.require_positive(lr=training.lr)
     map_of = variations.map_of
     axes = None if map_of is None else split_names("map", map_of)
-    if axes is not None and len(axes) != 2:
-        raise MetricError(f"--map must name two numbers, X,Y; got {map_of}", subject="map")
+    require(axes is None or len(axes) == 2, f"--map must name two numbers, X,Y; got {map_of}", MetricError, "map")
     arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
     with progress(results.silent) as start:
         start("the forecast")

@@ -150,7 +150,12 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
                     show_family(family, families[-1] if families else None)
             families.append(family)
     if printing.as_json:
-        machine({"presets": list(PRESETS), "families": [family_row(family) for family in families]})
+        rows = [
+            {"family": family.family, "config": family.config, "types": family.types,
+             **({"failure": family.failure} if family.parity is None else family.parity.described())}
+            for family in families
+        ]  # fmt: skip
+        machine({"presets": list(PRESETS), "families": rows})
         return require_parity(families)
     if not families:
         return say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
@@ -164,12 +169,6 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     failures = [f"{family.family} {family.config}".strip() + f": {family.failure}" for family in failed(families)]
     say(*(line for failure in failures for line in ("", failure)))
     require_parity(families)
-
-
-def family_row(family: "FamilyParity") -> dict[str, Any]:
-    """A config of a family as JSON has it: its parity, or why there is none."""
-    row = {"family": family.family, "config": family.config, "types": family.types}
-    return {**row, "failure": family.failure} if family.parity is None else {**row, **family.parity.described()}
 
 
 def failed(families: "list[FamilyParity]") -> "list[FamilyParity]":

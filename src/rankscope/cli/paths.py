@@ -1,6 +1,6 @@
 """`rankscope paths`: which lengths and heads carry a network's output."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
     from rankscope.runs import Manifest, Store
 
 
-@dataclass(frozen=True)
-class PathNetwork(opt.NetworkOptions):
-    """Options of the network that is taken apart."""
-
-    model: opt.Model = "minilm"
-    variant: opt.Variant = "transformer"
-    device: opt.Device = "cpu"
-
-
 def paths(
-    options: PathNetwork = PathNetwork(),
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    variant: opt.Variant = "transformer",
+    device: opt.Device = "cpu",
     text: opt.TextOptions = opt.TextOptions(tokens=64),
     top: Annotated[int, opt.option(opt.RESULT, "N", "List the N heaviest single paths.", min=0)] = 0,
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -39,15 +33,15 @@ def paths(
     """
     from rankscope.runs import manifest_of
 
-    excerpts = read_inputs(text, options.model, quiet=results.silent)
+    excerpts = read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
-    require_same_network(store, "paths", {options.variant: net}, manifest_fields(net, options.model))
+    net = network(model, options, device, quiet=results.silent).variant(variant)
+    require_same_network(store, "paths", {variant: net}, manifest_fields(net, model))
     sums = sum_paths(net, excerpts, text.tokens, top, results.silent)
     closure = sums.by_length.closure
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    manifest = manifest_of(arch, str(net.device), options.variant, "float64", [], {"closure": closure}).adding(
-        **manifest_fields(net, options.model), **text_fields(text, excerpts), closure=closure
+    manifest = manifest_of(arch, str(net.device), variant, "float64", [], {"closure": closure}).adding(
+        **manifest_fields(net, model), **text_fields(text, excerpts), closure=closure
     )
     if store is not None:
         with progress(results.silent) as start:

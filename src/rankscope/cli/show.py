@@ -18,7 +18,7 @@ from rich.table import Table
 from rankscope.cli.inputs import fallback_lines, random_weights_lines
 from rankscope.cli.names import CONTROLS
 from rankscope.cli.options import PrintOptions
-from rankscope.figures.sparklines import thinned
+from rankscope.figures import thinned
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile, Summary

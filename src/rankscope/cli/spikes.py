@@ -1,13 +1,10 @@
 """`rankscope spikes`: the loss spikes of a training, and which signals moved before them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rankscope.cli import options as opt
 from rankscope.cli.show import machine, say, say_where, show_tables
-
-if TYPE_CHECKING:
-    from rankscope.trainings import Spikes
 
 
 def spikes(
@@ -26,16 +23,24 @@ def spikes(
     RUN is what a [bold]Monitor[/bold] wrote, a folder of TensorBoard, or a table by step (CSV, Parquet, JSON lines),
     as W&B exports it. How often a signal does the same when nothing follows is its chance.
     """
+    from rankscope.errors import FileError, require
+    from rankscope.files import atomic, writable_folder
     from rankscope.trainings import order_of_events, read_signals
     from rankscope.trainings.signals import split_loss
 
     opt.require_positive(deviations=deviations)
-    if results.output is not None:
-        _keep_sources(sources, results.output)
+    folder, names = results.output, ("spikes.csv", "events.csv")
+    for path in () if folder is None else (folder / name for name in names):
+        sentence = f"{path} is read here and would be written over: give -o another folder"
+        read = {source.resolve() for source in sources}
+        require(path.resolve() not in read, sentence, FileError, str(path))
     of_loss, signals = split_loss(read_signals(sources), loss)
     report = order_of_events(of_loss, signals, window=window, deviations=deviations)
-    if results.output is not None:
-        _write(results.output, report)
+    if folder is not None:
+        writable_folder(folder)
+        for name, table in zip(names, report.tables.values(), strict=True):
+            with atomic(folder / name) as temporary:
+                table.write_csv(temporary)
     if results.as_json:
         told = {"score": report.score, "spikes": [spike._asdict() for spike in report.spikes]}
         return machine({**told, "events": report.events.to_dicts(), "sentences": report.sentences})
@@ -43,29 +48,5 @@ def spikes(
     for table in (table for section in report.sections() for table in section.tables):
         say("")
         show_tables(table)
-    if results.output is not None:
-        say_where("Spikes and events", results.output)
-
-
-def _written(folder: Path) -> tuple[Path, Path]:
-    return folder / "spikes.csv", folder / "events.csv"
-
-
-def _keep_sources(sources: list[Path], folder: Path) -> None:
-    """Refuse a folder in which a table that is read here would be written over."""
-    from rankscope.errors import FileError
-
-    read = {source.resolve() for source in sources}
-    for path in _written(folder):
-        if path.resolve() in read:
-            raise FileError(f"{path} is read here and would be written over: give -o another folder", subject=str(path))
-
-
-def _write(folder: Path, report: "Spikes") -> None:
-    """Put the spikes and the events into a folder, as CSV."""
-    from rankscope.files import atomic, writable_folder
-
-    writable_folder(folder)
-    for path, table in zip(_written(folder), report.chapter.values(), strict=True):
-        with atomic(path) as temporary:
-            table.write_csv(temporary)
+    if folder is not None:
+        say_where("Spikes and events", folder)

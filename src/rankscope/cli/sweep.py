@@ -2,15 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import command_line
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, complain, machine, progress, say, say_where, show_tables
-
-if TYPE_CHECKING:
-    from rankscope.engine import Sweep
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ def sweep(
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as run_sweep
     from rankscope.errors import SweepError
+    from rankscope.figures import save
+    from rankscope.report import write_report
 
     require_report()
     folder = results.output or Path("runs") / spec.stem
@@ -67,31 +66,18 @@ def sweep(
         if not total:
             raise
         raise Interruption(f"after {done:,} of {total:,} cells; the same command resumes from there") from stop
-    report = write_figures(result)
+    if len(result.table):
+        save(result.plot(), folder / "figure")
+    report = write_report([folder], folder / "report.html")
     if results.as_json:
         machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
     else:
-        _show(result, folder, report, results.quiet)
+        tables = [table for section in result.sections() for table in section.tables]
+        show_tables(*(table for table in tables if not table.keys))
+        say("", result.overview().sentence)
+        if not results.quiet:
+            say_where("Table", folder / "sweep.parquet")
+            say_where("Report", report)
     if len(result.failed) == total:
         kept = f"{folder} has the reasons"
         raise SweepError(f"at least one of {total:,} cells must have numbers; all failed: {kept}", subject=str(spec))
-
-
-def _show(result: "Sweep", folder: Path, report: Path, quiet: bool) -> None:
-    """Print the cells at either end, which failed and why, what matters most, and where everything is."""
-    tables = [table for section in result.sections() for table in section.tables]
-    show_tables(*(table for table in tables if not table.keys))
-    say("", result.overview().sentence)
-    if not quiet:
-        say_where("Table", folder / "sweep.parquet")
-        say_where("Report", report)
-
-
-def write_figures(result: "Sweep") -> Path:
-    """Write the figure and the report beside the tables of a sweep; the report's path."""
-    from rankscope.figures import save
-    from rankscope.report import write_report
-
-    if len(result.table):
-        save(result.plot(), result.run / "figure")
-    return write_report([result.run], result.run / "report.html")

@@ -15,7 +15,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import RankscopeError, SettingError
+from rankscope.errors import RankscopeError, SettingError, require
 from rankscope.explorer.controls import RANDOM, Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
 from rankscope.explorer.network_cache import NetworkCache, chosen_remedies, sizes
@@ -89,8 +89,7 @@ def network_with(net: Transformer, controls: Controls) -> Transformer:
 
 def measure_page(base: Transformer, controls: Controls, check: Callable[[], None]) -> PageMeasurement:
     """Measure a network under these controls; `check` is called between layers and may raise."""
-    if not controls.text.strip():
-        raise SettingError("there is no text to measure yet: write a few words", subject="text")
+    require(controls.text.strip(), "there is no text to measure yet: write a few words", SettingError, "text")
     net = network_with(base, controls)
     X, _ = net.encode([controls.text], controls.tokens)
     check()

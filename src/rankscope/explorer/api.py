@@ -68,12 +68,12 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
 
     @api.post("/api/answer")
     async def answer(request: Request) -> Response:
-        page_request = controls.read_request(await _body(request, patience))
+        page_request = controls.read_request(await _body(request, patience), controls.PageRequest)
         return await _answer(lambda job: answers.parts(page_request, job.check), jobs, _visitor(request), request)
 
     @api.post("/api/forecast")
     async def forecast(request: Request) -> Response:
-        asked = controls.read_forecast_request(await _body(request, patience))
+        asked = controls.read_request(await _body(request, patience), controls.ForecastRequest)
         return await _answer(lambda job: panel.parts(asked, job.check), forecasts, _visitor(request), request)
 
     @api.exception_handler(RankscopeError)

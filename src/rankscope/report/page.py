@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, require
 from rankscope.extras import need
 from rankscope.figures import Chart
 from rankscope.figures.escaping import TURNS, script_json
@@ -36,8 +36,7 @@ TITLED = 3  # Runs up to which the window's title names them
 
 def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     """Write the report of these run directories; answers with its path."""
-    if not folders:
-        raise FileError("a report is made of at least one run directory; received none", subject="folders")
+    require(folders, "a report is made of at least one run directory; received none", FileError, "folders")
     write_text(path, render([read_run(folder) for folder in folders]))
     return Path(path)
 
