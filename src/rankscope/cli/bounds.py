@@ -85,8 +85,7 @@ def bounds(
         say("", *random_weights_lines(certificates.manifest))
         wrong = " A measurement contradicts a theorem: please report this network."
         say(f"{depth.view().said}{wrong if len(certificates.broken()) else ''}")
-        if results.output is not None:
-            say_report(results.output / "report.html", results, "Certificates and figures")
+        say_report(results.report, results, "Certificates and figures")
     if len(parts) < len(excerpts):
         raise Interruption(f"after {len(parts)} of {len(excerpts)} samples; {where_written(results.output)}")
 

@@ -97,22 +97,16 @@ def compare(
     }
     ends = {name: values.reshape(len(values), -1).mean(1) for name, values in ends.items()}
     tied = undecided(ends, paired=not saved)
-    states = (
-        [] if profile.manifest.stopped is not None else state_differences(sides, nets, encoded, excerpts, text.tokens)
-    )
+    whole = profile.manifest.stopped is None
+    states = state_differences(sides, nets, encoded, excerpts, text.tokens) if whole else []
     sentences = [listing(curves, threshold), *filter(None, (tied, differ, states_sentence(states)))]
     written = None if store is None else write_run_directory(profile, store, " · ".join(compared), entry="compare")
     lines = [
-        {
-            "name": curve.name,
-            "arithmetic": curve.arithmetic,
-            "first_layer": curve.first,
-            "log10": curve.log10[curve.first :].tolist(),
-            "floor_from": curve.floor_from,
-            "uniform_from": curve.uniform_from(threshold) if is_share(metric) else None,
-        }
+        {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
+         "log10": curve.log10[curve.first :].tolist(), "floor_from": curve.floor_from,
+         "uniform_from": curve.uniform_from(threshold) if is_share(metric) else None}
         for curve in curves
-    ]
+    ]  # fmt: skip
     more = {
         "lines": lines, "verdict": sentences[0], "undecided": tied or None, "disagreement": differ or None,
         "hidden_states": [difference._asdict() for difference in states],

@@ -62,8 +62,7 @@ def depth(
     say("", *random_weights_lines(card.manifest), card.sentence, norms_sentence(card.norms), *card.notes)
     if svg is not None and not results.quiet:
         say_where("Picture", svg)
-    if results.output is not None:
-        say_report(results.output / "report.html", results, "Tables and figures")
+    say_report(results.report, results, "Tables and figures")
 
 
 def _announce(net: "Transformer", samples: int, tokens: int, heads: bool) -> None:

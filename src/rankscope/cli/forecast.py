@@ -93,17 +93,15 @@ def forecast(
 
         with progress(results.silent) as start:
             plane = forecast_map(result, axes[0], axes[1], size=variations.map_size, progress=start("map"))
+    listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
+    told = {**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()}
     if results.output is not None:
-        _write(results.output, result, changes, plane, axes)
+        _write(results.output, result, told, plane, axes)
     if results.as_json:
-        listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-        return machine({**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()})
-    if changes:
+        return machine(told)
+    for table in [*([mends_table(changes)] if changes else []), *([map_table(plane, *axes)] if axes else [])]:
         say("")
-        show_tables(mends_table(changes))
-    if plane is not None and axes is not None:
-        say("")
-        show_tables(map_table(plane, *axes))
+        show_tables(table)
     if results.output is not None:
         say_where("Forecast and figures", results.output)
 
@@ -126,7 +124,7 @@ def _changes(result: "Forecast", silent: bool) -> "list[Mend]":
         return result.mends(progress=tell)
 
 
-def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:
+def _write(folder: Path, result: "Forecast", told: dict[str, Any], plane: Any, axes: list[str] | None) -> None:
     """Put the forecast as JSON, its figures and its map into a folder."""
     import json
 
@@ -137,8 +135,6 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
     from rankscope.forecasts.maps import AXES
 
     writable_folder(folder)
-    listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-    told = {**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()}
     with atomic(folder / "forecast.json") as path:
         path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
     save(result.plot(), folder / "layers")

@@ -195,14 +195,6 @@ def measure_text(
     """Measure a corpus, then print and write its summary.
 
     If Ctrl-C or a bad line ends it early, the summary is of the excerpts until then.
-
-    Args:
-        net: The network, whose variants are measured.
-        store: The run folder, open; None where nothing is to be written.
-        options: Which variants, and where they run.
-        corpus: The text, and how it is cut into excerpts.
-        task: What is measured.
-        results: How results are printed.
     """
     from rankscope.profiles.corpus import corpus_steps
     from rankscope.report import verdict, write_run_directory

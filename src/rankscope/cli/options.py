@@ -131,6 +131,11 @@ class ResultOptions(PrintOptions):
 
     output: Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")] = None
 
+    @property
+    def report(self) -> Path | None:
+        """The path of the report in the folder, if one is written."""
+        return None if self.output is None else self.output / "report.html"
+
 
 @dataclass(frozen=True)
 class PageOptions:

@@ -58,8 +58,7 @@ def paths(
         )
     else:
         show_paths(sums, manifest)
-        if results.output is not None:
-            say_report(results.output / "report.html", results, "Tables and figures")
+        say_report(results.report, results, "Tables and figures")
     if sums.stopped:
         done = "lengths" if sums.heads is None else "lengths and heads"
         raise Interruption(f"after {done}; {where_written(results.output)}")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -72,9 +73,9 @@ def say_where(what: str, path: Path | None) -> None:
     console().print(f"{what}: {path}", soft_wrap=True)
 
 
-def say_report(report: Path, printing: PrintOptions, also: str = "") -> None:
-    """Say where the report is, and what lies beside it, unless hints are left out."""
-    if not printing.quiet:
+def say_report(report: Path | None, printing: PrintOptions, also: str = "") -> None:
+    """Say where the report is, and what lies beside it, unless there is none or hints are left out."""
+    if report is not None and not printing.quiet:
         say("")
         if also:
             say_where(also, report.parent)
@@ -92,24 +93,17 @@ def show_run(
 ) -> None:
     """Print a run: a table of one metric's curves, sentences about them, and where the report is; or as JSON.
 
-    Args:
-        run: What was measured.
-        metric: The metric of the table.
-        sentences: Said below the table.
-        report: The path of the report; None if there is none.
-        printing: Whether as JSON, and whether hints are left out.
-        threshold: Below it tokens count as uniform; adds a column.
-        more: In JSON, further entries beside the manifest and the table.
+    In JSON, `more` stands beside manifest and table. Below `threshold` tokens count as uniform: a column says where.
     """
     from rankscope.profiles.sections import ends_table
 
     if printing.as_json:
         manifest = run.manifest.to_dict()
         return machine({"manifest": manifest, **(more or {}), "table": run.table.to_dicts()})
-    show_tables(ends_table(run.views(metric), threshold), *run.spread(metric))
+    ends = ends_table(run.views(metric), threshold)
+    show_tables(replace(ends, headings=["variant", *ends.headings[1:]]), *run.spread(metric))
     say(*random_weights_lines(run.manifest), *fallback_lines(run), "", *sentences)
-    if report:
-        say_report(report, printing)
+    say_report(report, printing)
 
 
 def machine(value: Any) -> None:

@@ -125,13 +125,8 @@ class _OutOfTime(BaseException):
 
 
 def _answer(forecast_now: Callable[[], Forecast], controls: Controls, base_depth: int) -> dict[str, Any]:
-    """The numbers and sentences of a forecast, or a sentence that says why there is none.
-
-    Args:
-        forecast_now: Makes the forecast.
-        controls: Of the network.
-        base_depth: The layers that the network has of its own.
-    """
+    """The numbers and sentences of a forecast, or a sentence that says why there is none; the network has `base_depth`
+    layers of its own."""
     try:
         result = forecast_now()
     except RankscopeError as error:
