@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from rankscope.runs import Store
     from rankscope.sources import Excerpts
 
+FIRST_EXCERPTS = 16  # Excerpts from the beginning that are kept as text
+DRAWN_EXCERPTS = 2  # Of these, how many the report draws
 ANNOUNCED_SECONDS = 10.0  # Seconds from which on a measurement is announced with its expected time
 
 
@@ -178,10 +180,6 @@ def _groups(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[
         layers = net.weights.layers
         groups.setdefault(id(layers.source) if isinstance(layers, StreamedLayers) else name, []).append(name)
     return list(groups.values())
-
-
-FIRST_EXCERPTS = 16  # Excerpts from the beginning that are kept as text
-DRAWN_EXCERPTS = 2  # Of these, how many the report draws
 
 
 def measure_text(
