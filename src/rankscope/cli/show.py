@@ -226,49 +226,43 @@ def titled(title: str, caption: str = "", words: Sequence[str] = (), numbers: Se
     return table
 
 
-def show_tables(*tables: "SectionTable", most: int = MOST_ROWS) -> None:
+def show_tables(*tables: "SectionTable") -> None:
     """Print tables of sections, an empty line between them; see `tabular`."""
     for index, table in enumerate(tables):
         say(*([""] if index else []))
-        console().print(tabular(table, most))
+        console().print(tabular(table))
 
 
-def tabular(table: "SectionTable", most: int = MOST_ROWS, curves_at: int = 1) -> Table:
-    """A table of a section for the terminal: words fold, numbers do not, curves are block letters.
+def tabular(table: "SectionTable", curves_at: int = 1) -> Table:
+    """A table of a section for the terminal: words fold, numbers do not, curves are a column at `curves_at`.
 
-    Where there is little room, columns that the table can spare are left out; of more than `most` rows so many are
-    shown, evenly.
+    Where there is little room, columns that the table can spare are left out; of too many rows some are shown, evenly.
     """
-    noise = dict.fromkeys(table.marked, " ○")
     rows = [
-        [f"{cell}{noise.get((row, column), '')}" for column, cell in enumerate(cells)]
+        [f"{cell}{' ○' * ((row, column) in table.marked)}" for column, cell in enumerate(cells)]
         for row, cells in enumerate(table.rows)
     ]
-    of_curves, curves = table.curves
-    cut = [
-        row[:curves_at] + ([curve] if curves else []) + row[curves_at:]
-        for row, curve in zip(rows, curves or rows, strict=True)
-    ]
-    headings = [*table.headings[:curves_at], *([of_curves] if curves else []), *table.headings[curves_at:]]
-    note = "\n".join(filter(None, [table.note, f"{most} of {len(cut)} rows." * (len(cut) > most)]))
-    columns = [(heading, [row[k] for row in thinned(cut, most)]) for k, heading in enumerate(headings)]
-    widths = {heading: max(map(_width, (heading, *cells))) for heading, cells in columns}
+    headings, (of_curves, curves) = [*table.headings], table.curves
+    if curves:
+        for cells, curve in zip((headings, *rows), (of_curves, *curves), strict=True):
+            cells.insert(curves_at, curve)
+    note = "\n".join(filter(None, [table.note, f"{MOST_ROWS} of {len(rows)} rows." * (len(rows) > MOST_ROWS)]))
+    columns = [(heading, [row[k] for row in thinned(rows, MOST_ROWS)]) for k, heading in enumerate(headings)]
+    widths = {
+        heading: max(len(line) for cell in (heading, *of) for line in cell.split("\n")) for heading, of in columns
+    }
     for heading in table.spare:
         if sum(2 + min(width, FOLDED) for width in widths.values()) > console().width:
             widths.pop(heading, None)
-    columns = [column for column in columns if column[0] in widths]
+    shown = [(heading, cells) for heading, cells in columns if heading in widths]
     made = titled(table.title, note)
     made.title = table.title or None
-    for index, (heading, cells) in enumerate(columns):
+    for index, (heading, cells) in enumerate(shown):
         numbers = all(cell.lstrip("+-").isdigit() for cell in cells) or (index > 0 and widths[heading] <= FOLDED)
         if numbers and heading != of_curves:
             made.add_column(heading, justify="right", no_wrap=True)
         else:
             made.add_column(heading, no_wrap=heading == of_curves, overflow="fold")
-    for row in zip(*(cells for _, cells in columns), strict=True):
+    for row in zip(*(cells for _, cells in shown), strict=True):
         made.add_row(*row)
     return made
-
-
-def _width(cell: str) -> int:
-    return max(map(len, cell.split("\n")))

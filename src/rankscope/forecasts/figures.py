@@ -41,7 +41,7 @@ def layers_chart(table: pl.DataFrame, said: str) -> fig.Chart:
 
 
 def layers_table(table: pl.DataFrame) -> Table:
-    """The same in numbers: what is at the first layer that has one and at the last."""
+    """Tokens and gradients in numbers: those of the first layer that has one, and of the last."""
     columns = [(heading.split()[0].strip(":"), *item) for heading, of in PANELS.items() for item in of.items()]
     logs = {f"{of}, {label}": table[name].fill_nan(None) for of, name, label in columns}
     known = {title: column for title, column in logs.items() if column.drop_nulls().len()}
