@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rankscope.metrics import Metric
     from rankscope.sources.load import FamilyParity
 
+SHOWN = 4  # Names of what a package adds that a row of the table has
 OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a heading
 
 
@@ -210,9 +211,6 @@ def show_family(family: "FamilyParity", before: "FamilyParity | None") -> None:
     table.add_row(family.family if new else "", ", ".join(family.types) if new else "", family.config, *numbers)
     console().print(table)
     sys.stdout.flush()
-
-
-SHOWN = 4  # Names of what a package adds that a row of the table has
 
 
 def plugins(printing: opt.PrintOptions = opt.PrintOptions()) -> None:

@@ -37,6 +37,14 @@ from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import EXACT, RANK, bounds_sentence
 
 METRICS = ("relative_residual", "relative_mu")
+MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls
+NOW = "now"
+PANEL_WIDTH = 150  # pixels that a panel of the cloud needs across
+ONE_TOKEN = "One token alone: there is no other for it to become equal to."
+MOST_PATH_WORK = 2.5e10  # multiplications of a sum over paths that the page waits for: some seconds
+
+Check = Callable[[], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +106,6 @@ def measure_page(base: Transformer, controls: Controls, check: Callable[[], None
     result = one_pass(net, X, readers=[metrics, shapes], progress=lambda *_: check(), check=True)
     rows = readings_table(metrics.result(), "", result.arithmetic)
     return PageMeasurement(controls, net, X, words, rows, result.arithmetic, shapes.result())
-
-
-MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls
-NOW = "now"
-PANEL_WIDTH = 150  # pixels that a panel of the cloud needs across
-ONE_TOKEN = "One token alone: there is no other for it to become equal to."
-MOST_PATH_WORK = 2.5e10  # multiplications of a sum over paths that the page waits for: some seconds
-
-Check = Callable[[], None]
-Result = TypeVar("Result")
 
 
 class Answers:
