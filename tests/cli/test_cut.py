@@ -65,11 +65,11 @@ def test_without_a_folder_it_says_what_would_go(gpt: Path) -> None:
     said = printed("cut", str(gpt), "--keep", "0.5", "--by", "error", "--search", "exact", *FEW)
     assert (
         "How much is needed, by error" in said
-        and "sets of layers that could go" in said
+        and "sets of layers that could go" in " ".join(said.split())
         and "2 of 4 left" in " ".join(said.split())
     )
     said = printed("cut", str(gpt), "--keep", "0.75", "--by", "influence", *FEW)
-    assert "how much each layer is needed" in said and "cosine" in said
+    assert "How much is needed, by influence" in said and "cosine" in said
     assert printed("cut", "bert-tiny", "--keep", "1", "-q", *FEW).startswith("bert-tiny nothing taken out")
 
 

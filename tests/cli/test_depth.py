@@ -13,7 +13,7 @@ from tests.cli.running import SMALL, answered, printed, rankscope
 def test_it_prints_layers_heads_and_what_they_come_to() -> None:
     said = printed("depth", *SMALL)  # fits into 80 columns
     assert "Layers" in said and "Means over samples." in said and "Heads, mean over samples" in said
-    assert "bert-tiny: 2 layers count as" in said and "effective depth" in said and "mean path length" in said
+    assert "bert-tiny: 2 layers count as" in said and "Effective depth" in said and "mean path length" in said
 
 
 @pytest.mark.parametrize(("width", "shown", "left_out"), [(60, "influence", "entropy"), (120, "biases", "…")])

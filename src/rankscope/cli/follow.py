@@ -13,7 +13,6 @@ from rankscope.cli.inputs import split_names
 from rankscope.cli.pages import open_port, say_address
 from rankscope.cli.show import console, machine, tabular
 from rankscope.extras import counted
-from rankscope.figures import sparkline, thinned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -186,6 +185,7 @@ def _scalars(training: "TrainingRun") -> "RichTable":
 
 def _layers(grid: "Grid", most: int) -> "RichTable":
     """A table with a line for each layer, whose sparklines share one scale."""
+    from rankscope.figures import thinned
     from rankscope.results import Table
     from rankscope.trainings.training import NAMES
 
@@ -204,6 +204,7 @@ def _layers(grid: "Grid", most: int) -> "RichTable":
 
 def _paths(training: "TrainingRun", most: int) -> "RichTable":
     """A table with a line for each length of paths."""
+    from rankscope.figures import thinned
     from rankscope.results import Table
 
     names = thinned(training.lengths, most)
@@ -225,6 +226,7 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     """Sparklines on one scale; with `log`, a logarithmic one if the values span more than two decades."""
     import numpy as np
 
+    from rankscope.figures import sparkline, thinned
     from rankscope.trainings.training import decades
 
     values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)

@@ -19,7 +19,6 @@ from rich.table import Table
 from rankscope.cli.inputs import fallback_lines, random_weights_lines
 from rankscope.cli.names import CONTROLS
 from rankscope.cli.options import PrintOptions
-from rankscope.figures import thinned
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile, Summary
@@ -238,6 +237,8 @@ def tabular(table: "SectionTable", curves_at: int = 1) -> Table:
 
     Where there is little room, columns that the table can spare are left out; of too many rows some are shown, evenly.
     """
+    from rankscope.figures import thinned
+
     rows = [
         [f"{cell}{' ○' * ((row, column) in table.marked)}" for column, cell in enumerate(cells)]
         for row, cells in enumerate(table.rows)
