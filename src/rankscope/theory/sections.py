@@ -29,8 +29,8 @@ def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame
     note += "\nSlack in decades. Figure: the first sample; table: the loosest." if rows else ""
     headings = ("theorem", "layers", "at", "of", "measured", "", "bound", "slack")
     lines = ["\n".join(sparklines(*zip(*view.by_layer, strict=True))) for view in met]
-    table = Table("", headings, rows, note=note, curves=("by layer", lines), spare=["layers", "by layer"])
-    return Section(title, said, plots, [table], notes)
+    shown = Table("", headings, rows, note=note, curves=("by layer", lines), spare=["layers", "by layer"])
+    return Section(title, said, plots, [shown], notes)
 
 
 def bounds_section(proved: Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]) -> Section:
