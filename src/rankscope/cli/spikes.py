@@ -38,15 +38,15 @@ def spikes(
     report = order_of_events(of_loss, signals, window=window, deviations=deviations)
     if folder is not None:
         writable_folder(folder)
-        for name, table in zip(names, report.tables.values(), strict=True):
+        for name, rows in zip(names, report.tables.values(), strict=True):
             with atomic(folder / name) as temporary:
-                table.write_csv(temporary)
+                rows.write_csv(temporary)
     if results.as_json:
         told = {"score": report.score, "spikes": [spike._asdict() for spike in report.spikes]}
         return machine({**told, "events": report.events.to_dicts(), "sentences": report.sentences})
     say(*report.sentences)
-    for table in (table for section in report.sections() for table in section.tables):
+    for shown in (table for section in report.sections() for table in section.tables):
         say("")
-        show_tables(table)
+        show_tables(shown)
     if folder is not None:
         say_where("Spikes and events", folder)
