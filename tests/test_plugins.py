@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from rankscope import Monitor, Profile, fresh, load, measure, plugins
-from rankscope.cli.app import ELSEWHERE
-from rankscope.cli.sources import SOURCES
+from rankscope.cli.app import ELSEWHERE, SOURCES
 from rankscope.engine import spec_of
 from rankscope.engine.work import CellInputs, InputsLoader, measure_cell
 from rankscope.errors import MetricError, PluginError, PluginWarning, TrainingWarning
@@ -85,7 +84,7 @@ def test_all_that_is_shipped_is_found() -> None:
 
 def test_entry_points_are_those_that_importlib_finds(whole: None, broken: None) -> None:
     ours = {(each.group, each.name, each.value, each.package) for each in plugins.entry_points() if not each.shipped}
-    assert len([each for each in ours if each[3] in STRANGERS]) == 17
+    assert len([each for each in ours if each[3] in STRANGERS]) == 18
     theirs = {
         (entry.group.removeprefix("rankscope."), entry.name, entry.value, path.name.partition("-")[0].replace("_", "-"))
         for path in [Path(str(each._path)) for each in importlib.metadata.distributions()]  # type: ignore[attr-defined]
@@ -205,15 +204,25 @@ def test_commands_name_what_is_broken_and_go_on(broken: None) -> None:
     assert "the command must be importable from rankscope_broken.failing:failing; it is not, OSError" in failed.err
 
 
+def test_what_a_plugin_prints_while_it_is_imported_spoils_no_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rankscope_chatty.py").write_text('print("a banner that nobody asked for")\nnumber = 1\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.loaded("rankscope_chatty:number") == 1
+    assert capsys.readouterr() == ("", "a banner that nobody asked for\n")
+
+
 def test_plugins_are_listed_with_what_is_wrong(whole: None, broken: None) -> None:
     rows = answered("plugins")
     assert [row["group"] for row in rows if row["package"] == "rankscope"] == list(plugins.SHIPPED)
     strange = {(row["package"], row["group"], row["name"]): row for row in rows if row["package"] in STRANGERS}
-    assert len(strange) == 17 and all(row["version"] in ("0.1", "1.2") for row in strange.values())
+    assert len(strange) == 18 and all(row["version"] in ("0.1", "1.2") for row in strange.values())
     assert {key[0] for key, row in strange.items() if row["trouble"] is None} == {"rankscope-stranger"} | {
         "rankscope-broken"  # its chapter fails when it is used
     }
     assert strange["rankscope-stranger", "jobs", "sizes"]["adds"] == ["sizes"]
+    assert "must be of that kind; it is of kind 'count'" in strange["rankscope-broken", "results", "tally"]["trouble"]
     assert "did you mean 'metrics'" in strange["rankscope-broken", "metrcs", "mine"]["trouble"]
     assert "OSError" in strange["rankscope-broken", "commands", "failing"]["trouble"]
     shown = rankscope("plugins").out

@@ -13,6 +13,7 @@ plugin that cannot be used is named in one sentence, a `PluginWarning`, once; ev
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -69,13 +70,15 @@ class EntryPoint:
 
 
 def loaded(value: str) -> Any:
-    """The object of a line such as `package.module:name.name`.
+    """The object of a line such as `package.module:name.name`. What a stranger's module prints while it is imported
+    goes to stderr: stdout has results.
 
     >>> loaded("math:pi")
     3.141592653589793
     """
     module, _, names = value.partition(":")
-    target: Any = import_module(module.strip())
+    with nullcontext() if value.startswith(PREFIX) else redirect_stdout(sys.stderr):
+        target: Any = import_module(module.strip())
     for name in filter(None, names.strip().split(".")):
         target = getattr(target, name)
     return target

@@ -13,7 +13,7 @@ SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
 
 def test_bounds_prints_tables_that_fit_and_writes_a_folder(runs: WrittenRuns) -> None:
     out = runs.outputs["bounds"]
-    assert " dobrushin " in out and "hypotheses that fail" in out
+    assert " dobrushin " in out and "Hypotheses that fail" in out
     assert "Measured to 1e-06 of the tokens' size: uniform by layer" in out
     names = {path.name for path in (runs.folder / "bounds").iterdir()}
     assert names >= {"certificates.parquet", "bounds.png", "bounds.svg", "manifest.json"}

@@ -12,8 +12,8 @@ from tests.cli.running import SMALL, answered, printed, rankscope
 
 def test_it_prints_layers_heads_and_what_they_come_to() -> None:
     said = printed("depth", *SMALL)  # fits into 80 columns
-    assert "layers, mean over samples" in said and "heads, mean over samples" in said
-    assert "bert-tiny: 2 layers count as" in said and "effective depth" in said and "mean path length" in said
+    assert "Layers" in said and "Means over samples." in said and "Heads, mean over samples" in said
+    assert "bert-tiny: 2 layers count as" in said and "Effective depth" in said and "mean path length" in said
 
 
 @pytest.mark.parametrize(("width", "shown", "left_out"), [(60, "influence", "entropy"), (120, "biases", "…")])
@@ -29,7 +29,7 @@ def test_in_little_room_columns_are_left_out_and_none_is_cut(
 
 def test_a_picture_a_folder_and_a_report(tmp_path: Path) -> None:
     said = printed("depth", *SMALL, "--no-heads", "--svg", "card.svg", "-o", "run", cwd=tmp_path)
-    assert "heads, mean over samples" not in said and "Heads were not taken out" in said
+    assert "Heads, mean over samples" not in said and "Heads were not taken out" in said
     assert ElementTree.parse(tmp_path / "card.svg").getroot().tag.endswith("svg")
     card = DepthCard.read(tmp_path / "run")
     assert card.layers.height == 2 and card.manifest.model == "bert-tiny" and card.manifest.text is not None

@@ -23,7 +23,7 @@ def design(tmp_path: Path) -> str:
 
 def test_it_says_what_to_expect(design: str) -> None:
     said = printed("forecast", design, "--tokens", "12", "--steps", "60", "--no-mends")
-    assert "from the first layer to the last" in said and "3 layers, 60 steps" in said
+    assert "From the first layer to the last" in said and "3 layers, 60 steps" in said
     assert "what would mend it" not in said
 
 

@@ -84,7 +84,7 @@ def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
         "heaviest single paths", "paths", "bert-mini", "--layers", "8", "--top", "99", "--samples", "1",
         "--tokens", "32", "-o", "out", cwd=tmp_path,
     )  # fmt: skip
-    assert code == 130 and "paths by length" in out and "heads, mean over samples" in out
+    assert code == 130 and "Paths by length" in out and "Heads, mean over samples" in out
     assert said == "stopped after lengths and heads; these are written to out"
     assert {"lengths.parquet", "heads.parquet", "manifest.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
@@ -95,7 +95,7 @@ def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
         "sample 2 of 3", "bounds", "bert-mini", "--layers", "12", "--samples", "3", "--tokens", "32",
         "-o", "out", cwd=tmp_path,
     )  # fmt: skip
-    assert code == 130 and "bounds whose hypotheses are met" in out
+    assert code == 130 and "Bounds whose hypotheses are met" in out
     assert said == "stopped after 1 of 3 samples; these are written to out"
     found = Certificates.read(tmp_path / "out" / "certificates.parquet")
     assert found.table["sample"].unique().to_list() == [0]

@@ -10,8 +10,7 @@ from torch import Tensor
 from rankscope.deviation.float_passes import ROUNDING, FloatLayer, FloatPasses, trusts_floats
 from rankscope.deviation.propagate import DeviationStep, PassInputs
 from rankscope.deviation.second_pass import FloatSecondPass, with_second_pass
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets import Step
+from rankscope.nets import Architecture, Step, Transformer
 from rankscope.profiles import measure
 from tests.builders import normal
 from tests.deviation.reference import Network

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope import certify, decompose, load, measure
-from rankscope.explorer.answers import Answers
+from rankscope.explorer.answers import Answers, measure_page, network_with
 from rankscope.explorer.controls import Controls, PageRequest
 from rankscope.explorer.network_cache import MOST_RANDOM, NetworkCache
 from rankscope.nets import Architecture
@@ -154,3 +154,28 @@ def test_minilm_is_answered_as_it_is_measured() -> None:
     )
     expected = measure(net.variant(skip=0.5), *net.encode([asked.text])).curve("relative_residual", "log10")
     assert torch.allclose(torch.tensor(part["numbers"]["now"]).double(), expected[0], rtol=1e-6)
+
+
+def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
+    assert network_with(tiny(), Controls(window=3)).arch.mask == "causal&window:3;complete&window:3"
+    deeper = network_with(tiny(), Controls(window=3, layers=4)).arch
+    assert deeper.mask_of(1) == "complete&window:3" and deeper.mask_of(3) == "causal&window:3"
+
+
+def test_what_is_not_turned_is_the_network_itself() -> None:
+    net = tiny()
+    assert network_with(net, Controls()).arch == net.arch
+    assert network_with(net, Controls(temperature=2.0)).arch.divisor == 2 * net.arch.divisor
+
+
+def test_a_question_between_layers_can_end_it() -> None:
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_page(tiny(), Controls(model="tiny", text=TEXT), check)
+    assert len(asked) == 3

@@ -11,7 +11,7 @@ from tests.raising import raises
 
 
 def test_a_setting_that_says_nothing_turns_nothing() -> None:
-    setting = read_request(b'{"setting": {}}').setting
+    setting = read_request(b'{"setting": {}}', PageRequest).setting
     assert (setting.skip, setting.mask, setting.window, setting.divisor, setting.layers) == (None,) * 5
     assert setting.mlp and setting.norm and setting.temperature == 1.0
 
@@ -29,7 +29,7 @@ def test_a_setting_that_says_nothing_turns_nothing() -> None:
 )  # fmt: skip
 def test_what_is_out_of_range_is_one_sentence_that_names_it(field: str, value: Any) -> None:
     with raises(SettingError, subject=field) as caught:
-        read_request(json.dumps({"setting": {field: value}}).encode())
+        read_request(json.dumps({"setting": {field: value}}).encode(), PageRequest)
     assert str(caught.value).startswith(CONTROL_NAMES[field])
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
@@ -44,7 +44,7 @@ NONE = (b"", b"[]", b"null", b"{", b'{"setting": {"skip": NaN}}', b"\xff\xfe", b
 )  # fmt: skip
 def test_bytes_that_are_no_request_are_refused(body: bytes, subject: str | None) -> None:
     with raises(SettingError, subject=subject):
-        read_request(body)
+        read_request(body, PageRequest)
 
 
 NAMES = st.sampled_from(["setting", "A", "skip", "shape", "text"])
@@ -56,7 +56,7 @@ VALUES = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambd
 def test_any_bytes_are_a_request_or_a_sentence(body: Any) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        assert isinstance(read_request(raw), PageRequest)
+        assert isinstance(read_request(raw, PageRequest), PageRequest)
     except SettingError as error:
         assert "\n" not in str(error)
 

@@ -7,13 +7,12 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.cli.show import curves_table
 from rankscope.figures.page import page_figure
 from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import CorpusRows, Profile, measure
 from rankscope.profiles.figures import curves_chart
-from rankscope.profiles.sections import curve_table
+from rankscope.profiles.sections import curve_table, ends_table
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
 
@@ -34,10 +33,10 @@ def test_a_sample_of_one_token_is_left_out_of_every_output_which_say_so() -> Non
     last = power(float(others[-1]))
     table = curve_table([view])
     assert table.rows[0][-1] == last and last in verdict(profile) and last in sentence(view)
-    printed = curves_table([view])
-    assert list(map(str, printed.columns[4].cells)) == [last]
+    printed = ends_table([view])
+    assert [row[3] for row in printed.rows] == [last]
     said = "left out of the geometric mean: 1 of 3 values of transformer"
-    assert all(said in text for text in (table.note, str(printed.caption), profile._repr_html_()))
+    assert all(said in text for text in (table.note, printed.note, profile._repr_html_()))
     assert repr(profile).splitlines()[-1].endswith(f"  {last}")
 
 
@@ -70,7 +69,7 @@ def test_at_floor_from_a_layer_means_to_the_last() -> None:
     risen = profile.table.with_columns(below_floor=pl.col("below_floor") & ~back)
     (view,) = Profile(risen, profile.manifest).views("relative_residual")
     assert view.floor_from is None and view.noise.any()
-    assert "at floor" not in [column.header for column in curves_table([view]).columns]
+    assert "at floor" not in ends_table([view]).headings
 
 
 def test_metrics_that_the_package_does_not_know_are_shown_by_their_names() -> None:
@@ -81,4 +80,4 @@ def test_metrics_that_the_package_does_not_know_are_shown_by_their_names() -> No
     view = mine.views("my_$size")
     assert page_figure(curves_chart(view))["layout"]["yaxis"]["title"]["text"] == "my_$size"
     mine.plot().savefig("/dev/null", format="png")
-    assert "my_$size" in str(curves_table(view).title) and "my_$size is" in verdict(mine)
+    assert "my_$size" in ends_table(view).title and "my_$size is" in verdict(mine)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.profiles import Profile
+from rankscope.figures.text import power
+from rankscope.profiles import Profile, measure
+from rankscope.profiles.sections import curve_table
 from rankscope.report import read_run, render, write_report
 from rankscope.report.chapter import BUDGET, LEFT_OUT, Chapter, chapter, fit
 from rankscope.runs import EarlyStop
-from tests.report.runs import links_within, study
+from tests.report.runs import NET, X, links_within, study
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +97,15 @@ def test_a_run_that_was_stopped_says_so(written: tuple[Profile, Path], tmp_path:
     Profile(profile.table, profile.manifest.adding(stopped=stopped)).save(tmp_path / "profile.parquet")
     html = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert "This run was stopped early: of 5 there are 2 (san, transformer)." in html
+
+
+@pytest.mark.slow
+def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
+    nets = {"short": NET, "deep": NET.variant(layers=40)}
+    both = Profile.join([measure(net, X[:1], metrics="relative_residual", variant=v) for v, net in nets.items()])
+    table = curve_table(both.views("relative_residual"))
+    assert {len(row) for row in table.rows} == {len(table.headings)}
+    for row in table.rows:
+        logs = both.curve("relative_residual", "log10", variant=row[0]).mean(0).tolist()
+        for layer, cell in zip(table.headings[1:], row[1:], strict=True):
+            assert cell == (power(logs[int(layer)]) if int(layer) < len(logs) else "")

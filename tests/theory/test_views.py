@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from rankscope.cli.bounds import reasons_table, summary_table
+from rankscope.cli.show import tabular
 from rankscope.explorer.answers import bound_figures, bound_line
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
@@ -26,7 +26,7 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     views = found.views()
     report, html = certificate_table(found.views(), found.table, "san"), found._repr_html_()
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(summary_table(views), reasons_table(found))
+    console.print(*map(tabular, (*found.overview().tables, failing_table(found.table, "san"))))
     printed = console.export_text()
     met = [view for view in views if view.met_to]
     assert [row[0] for row in report.rows] == [view.theorem for view in met] and len(met) > 3

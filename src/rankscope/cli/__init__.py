@@ -15,8 +15,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli.app import app, main
-from rankscope.cli.ending import ending
+from rankscope.cli.app import app, ending, main
 
 if TYPE_CHECKING:
     from rankscope.cli import names, options

@@ -6,6 +6,15 @@
 | 2         | bad input, or something that could not be read, written or held: one sentence says what    |
 | 130       | stopped by Ctrl-C: one sentence says what was kept                                         |
 | 141       | whoever was reading closed the pipe (`| head`): nothing is said                            |
+
+The functions of commands are found without importing their modules (`SOURCES`). A plugin declares one in its
+pyproject.toml, under the name that it is called by:
+
+    [project.entry-points."rankscope.commands"]
+    study = "rankscope_studies.cli:study"
+
+The function is one for typer, or one with groups of options (`rankscope.cli.options`); the first paragraph of its
+docstring is its line in `rankscope --help`.
 """
 
 import io
@@ -13,8 +22,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import cleandoc
 from typing import Annotated, Any, NoReturn
@@ -22,16 +32,70 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from rankscope.cli.ending import ending
-from rankscope.cli.sources import SOURCES, CommandSource
-from rankscope.errors import PluginWarning, RankscopeError
+from rankscope.errors import PluginError, PluginWarning, RankscopeError
 from rankscope.extras import EXTRAS, install, need
+from rankscope.plugins import PREFIX, EntryPoint, Group, loaded, source_of
+
+ending = ExitStack()  # Context managers that are closed when the command ends, however it ends
+
+
+@dataclass(frozen=True)
+class CommandSource:
+    """A command that is not imported yet."""
+
+    value: str
+    """Where its function is, as "package.module:function"."""
+    docstring: str
+
+    def load(self) -> Any:
+        """The function of the command; its module is imported."""
+        try:
+            return loaded(self.value)
+        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
+            missing = isinstance(error, ModuleNotFoundError) and error.name in EXTRAS
+            if missing or isinstance(error, RankscopeError) or self.value.startswith(PREFIX):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise PluginError(f"the command must be importable from {self.value}; it is not, {why}") from error
+
+
+def _sources_of(entry: EntryPoint) -> dict[str, CommandSource]:
+    """The command that an entry point names, or all of a table that says where the function of each name is."""
+    source = _source(entry.value)
+    if source is not None:
+        return {entry.name: source}
+    given = entry.load()
+    if callable(given):  # made by a decorator, or imported from elsewhere
+        return {entry.name: CommandSource(entry.value, given.__doc__ or "")}
+    if not isinstance(given, Mapping):
+        raise PluginError(f"it must name a function, or a table of where functions are; got {type(given).__name__}")
+    sources = {name: _source(str(value)) for name, value in given.items()}
+    if lost := [f"{name} = {given[name]}" for name, source in sources.items() if source is None]:
+        raise PluginError(f"a command must be a function of a module; there is none at {', '.join(lost)}")
+    return {name: source for name, source in sources.items() if source is not None}
+
+
+def _source(value: str) -> CommandSource | None:
+    """The function at a place such as "package.module:function", by the text of its file; None if there is none."""
+    module, _, name = value.partition(":")
+    path = source_of(module.strip())
+    if path is None or path.suffix != ".py":
+        return None
+    body = path.read_text(encoding="utf-8").partition(f"\ndef {name.strip()}(")[2].partition("\ndef ")[0]
+    return CommandSource(value, [*body.split('"""'), "", ""][1]) if body else None
+
+
+SOURCES: Group[CommandSource] = Group(
+    "commands", "a function", lambda each: isinstance(each, CommandSource), read=_sources_of
+)
+"""Every command by its name."""
+
 
 COMMANDS = {
     "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "bounds", "depth": "depth",
     "cut": "cut", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
     "spikes": "spikes", "explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings",
-    "models": "listings", "plugins": "plugins",
+    "models": "listings", "plugins": "listings",
 }  # fmt: skip
 COMMANDS = {name: f"rankscope.cli.{file}:{name}" for name, file in COMMANDS.items()}
 """The commands that rankscope ships, in the order of the help, and where the function of each is."""

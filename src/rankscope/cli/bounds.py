@@ -1,27 +1,16 @@
 """`rankscope bounds`: what is proved of a network on an input, next to what is measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, split_names, text_fields
 from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_folder
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, sparklines, titled
+from rankscope.cli.show import Interruption, machine, progress, say, say_report, show_tables
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from rankscope.theory import BoundView, Certificates
-
-
-@dataclass(frozen=True)
-class BoundNetwork(opt.NetworkOptions):
-    """Options of the network that is certified."""
-
-    model: opt.Model = "minilm"
-    variant: opt.Variant = "transformer"
-    stream: opt.Stream = False
+    from rankscope.theory import Certificates
 
 
 @dataclass(frozen=True)
@@ -36,7 +25,10 @@ class TheoremOptions:
 
 
 def bounds(
-    options: BoundNetwork = BoundNetwork(),
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    variant: opt.Variant = "transformer",
+    stream: opt.Stream = False,
     text: opt.TextOptions = opt.TextOptions(samples=2, tokens=32),
     theory: TheoremOptions = TheoremOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -50,27 +42,28 @@ def bounds(
     from rankscope.theory import certify
     from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
+    from rankscope.theory.figures import failing_table
 
     theorem_names = None if theory.theorems is None else split_names("theorems", theory.theorems)
     theorems_named(theorem_names)
     opt.require_positive(threshold=theory.threshold, scale=theory.scale)
-    excerpts = read_inputs(text, options.model, quiet=results.silent)
+    excerpts = read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, stream=options.stream, quiet=results.silent).variant(options.variant)
-    require_same_network(store, "bounds", {options.variant: net}, manifest_fields(net, options.model))
+    net = network(model, options, stream=stream, quiet=results.silent).variant(variant)
+    require_same_network(store, "bounds", {variant: net}, manifest_fields(net, model))
     X, padding = net.encode(excerpts, text.tokens)
     parts: list[Certificates] = []
     try:
         with progress(results.silent) as start:
-            bar = start(options.variant)
+            bar = start(variant)
             for sample in range(len(X)):
-                bar(sample, len(X), f"{options.variant}, sample {sample + 1} of {len(X)}")
+                bar(sample, len(X), f"{variant}, sample {sample + 1} of {len(X)}")
                 tokens, empty = theory.scale * X[sample : sample + 1], padding[sample : sample + 1]
-                parts.append(certify(net, tokens, empty, theorem_names, variant=options.variant))
+                parts.append(certify(net, tokens, empty, theorem_names, variant=variant))
     except KeyboardInterrupt:
         if not parts:
             raise
-    fields = {**manifest_fields(net, options.model), "scale": theory.scale, **text_fields(text, excerpts[: len(parts)])}
+    fields = {**manifest_fields(net, model), "scale": theory.scale, **text_fields(text, excerpts[: len(parts)])}
     certificates = with_manifest(joined(parts), **fields)
     depth = depth_of(certificates, theory.threshold)
     if store is not None:
@@ -82,15 +75,17 @@ def bounds(
         manifest = certificates.manifest.to_dict()
         machine({"manifest": manifest, "table": certificates.table.to_dicts(), "collapse": collapse})
     else:
-        console().print(summary_table(certificates.views()))
-        say(*random_weights_lines(certificates.manifest))
-        if not certificates.table["met"].all():
-            say("")
-            console().print(reasons_table(certificates))
+        (bounded,) = certificates.overview().tables
+        failing = failing_table(certificates.table, variant)
+        note = bounded.note.replace(
+            "Figure: the first sample", "By layer: measured, beneath it the bound, on one scale"
+        )
+        bounded = replace(bounded, title="Bounds whose hypotheses are met", note=note)
+        show_tables(bounded, *([failing] if failing.rows else []))
+        say("", *random_weights_lines(certificates.manifest))
         wrong = " A measurement contradicts a theorem: please report this network."
-        say("", f"{depth.said}{wrong if len(certificates.broken()) else ''}")
-        if results.output is not None:
-            say_report(results.output / "report.html", results, "Certificates and figures")
+        say(f"{depth.said}{wrong if len(certificates.broken()) else ''}")
+        say_report(results.report, results, "Certificates and figures")
     if len(parts) < len(excerpts):
         raise Interruption(f"after {len(parts)} of {len(excerpts)} samples; {where_written(results.output)}")
 
@@ -107,52 +102,3 @@ def joined(parts: "list[Certificates]") -> "Certificates":
     counts = [count for part in parts for count in part.manifest.networks[0].checks["tokens"]]
     checks = {**first.checks, "samples": len(parts), "tokens": counts}
     return Certificates(table, parts[0].manifest.adding(networks=(first.adding(checks=checks),)))
-
-
-def summary_table(bounds: "list[BoundView]") -> "Table":
-    """Two lines for each theorem whose hypotheses are met from layer 1 on.
-
-    The first has bound and measurement at the last layer at which the theorem says something, the second both
-    by layer, on one scale.
-    """
-    from rankscope.theory.views import QUANTITIES, quantity
-
-    met = [bound for bound in bounds if bound.met_to]
-    quantities = [quantity(name) for name in QUANTITIES if name in {bound.quantity for bound in met}]
-    legend = "   ".join(f"{shown.short}: {shown.symbol}" for shown in quantities)
-    note = "Slack in decades. Beneath: measured and bound by layer, on one scale."
-    table = titled("bounds whose hypotheses are met", f"{legend}\n{note}" if legend else note)
-    wide = console().width >= 72  # in little room numbers are left out, never cut
-    for heading in ("theorem", "layers") if wide else ("theorem",):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("at", "", "measured", "", "bound", "slack"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for bound in met:
-        measured_line, bound_line = sparklines(*zip(*bound.by_layer, strict=True))
-        table.add_row(
-            bound.theorem,
-            *([bound.layers] if wide else []),
-            str(bound.layer),
-            quantity(bound.quantity).short,
-            f"{bound.measured}\n{measured_line}",
-            bound.sign,
-            f"{bound.proved}\n{bound_line}",
-            bound.slack,
-        )
-    return table
-
-
-def reasons_table(certificates: "Certificates") -> "Table":
-    """A line for each hypothesis that fails: its value, its limit, and the theorems that need it."""
-    from rich.table import Table
-
-    from rankscope.theory.views import failed_hypotheses
-
-    table = Table(title="hypotheses that fail", title_justify="left", box=None)
-    table.add_column("hypothesis", ratio=3)
-    for heading in ("found", "must be"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("so not", ratio=3, overflow="fold")
-    for failed in failed_hypotheses(certificates.table):
-        table.add_row(failed.says, failed.number, failed.limit, ", ".join(failed.theorems))
-    return table

@@ -23,7 +23,7 @@ from rankscope.cli.inputs import (
 )
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
-from rankscope.errors import FileError, MissingExtraError, RankscopeError
+from rankscope.errors import FileError, MissingExtraError, RankscopeError, require
 from rankscope.extras import counted, need
 from rankscope.shipped import MORE_SNAPSHOTS, shipped_model, shipped_models
 
@@ -153,20 +153,19 @@ def checkpoints_in(directory: Path) -> list[CheckpointRow]:
         if len(snapshots) == 1:
             need(f"a look at {model} along its training", MORE_SNAPSHOTS)
         return [CheckpointRow(step, folder) for step, folder in snapshots.items()]
-    if not directory.is_dir():
-        raise FileError(f"a folder of checkpoints must be a directory; there is none at {directory}", subject=subject)
+    sentence = f"a folder of checkpoints must be a directory; there is none at {directory}"
+    require(directory.is_dir(), sentence, FileError, subject)
     matches = {path: re.fullmatch(r"checkpoint-(\d{1,15})", path.name) for path in directory.iterdir()}
     saved = sorted(CheckpointRow(int(match[1]), path) for path, match in matches.items() if match and path.is_dir())
     saved = saved or weight_files_in(directory)
-    if not saved:
-        raise FileError(
-            f"{directory} must hold folders named checkpoint-N, or files .ckpt or .pt; it holds none: give a trainer's "
-            "output_dir",
-            subject=subject,
-        )
+    sentence = (
+        f"{directory} must hold folders named checkpoint-N, or files .ckpt or .pt; it holds none: give a trainer's "
+        "output_dir"
+    )
+    require(saved, sentence, FileError, subject)
     for (step, folder), (following, _) in pairwise(saved):
-        if step == following:
-            raise FileError(f"{directory} must hold one checkpoint of a step; {folder.name} has two", subject=subject)
+        sentence = f"{directory} must hold one checkpoint of a step; {folder.name} has two"
+        require(step != following, sentence, FileError, subject)
     return saved
 
 

@@ -1,28 +1,22 @@
-"""`rankscope compare`: models, variants and runs side by side, on the same text."""
+"""`rankscope compare`: models, variants and runs side by side, on the same text; training runs at the same steps."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.cli import options as opt
-from rankscope.cli.compare_training import compare_trainings, is_training, unique_titles
-from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_inputs, text_fields
+from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_inputs, split_names, text_fields
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.names import model_named
+from rankscope.cli.options import ResultOptions
 from rankscope.cli.output import open_store, require_same_network, with_manifest
-from rankscope.cli.show import show_run
-from rankscope.errors import ArchitectureError, FileError, MetricError
+from rankscope.cli.show import machine, say, show_run, show_tables
+from rankscope.errors import ArchitectureError, FileError, MetricError, require
 
 if TYPE_CHECKING:
     from rankscope.nets import Encoded, Transformer
     from rankscope.profiles import Profile
-
-
-@dataclass(frozen=True)
-class ComparedNetworks(opt.NetworkOptions):
-    """Options of all networks that are compared."""
-
-    device: opt.Device = "cpu"
+    from rankscope.trainings import RunComparison, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,8 @@ class CompareOptions(opt.MetricOptions):
 
 def compare(
     things: opt.Compared,
-    options: ComparedNetworks = ComparedNetworks(),
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    device: opt.Device = "cpu",
     text: opt.TextOptions = opt.TextOptions(),
     measured: CompareOptions = CompareOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -75,8 +70,7 @@ def compare(
     excerpts = read_inputs(text, *models, quiet=results.silent) if models else []
     trained = replace(options, init=None, seed=None)
     nets = {
-        model: network(model, options if model in random else trained, options.device, quiet=results.silent)
-        for model in models
+        model: network(model, options if model in random else trained, device, quiet=results.silent) for model in models
     }
     encoded = {model: net.encode(excerpts, text.tokens) for model, net in nets.items()}
     jobs = {
@@ -102,22 +96,16 @@ def compare(
     }
     ends = {name: values.reshape(len(values), -1).mean(1) for name, values in ends.items()}
     tied = undecided(ends, paired=not saved)
-    states = (
-        [] if profile.manifest.stopped is not None else state_differences(sides, nets, encoded, excerpts, text.tokens)
-    )
+    whole = profile.manifest.stopped is None
+    states = state_differences(sides, nets, encoded, excerpts, text.tokens) if whole else []
     sentences = [listing(curves, threshold), *filter(None, (tied, differ, states_sentence(states)))]
     written = None if store is None else write_run_directory(profile, store, " · ".join(compared), entry="compare")
     lines = [
-        {
-            "name": curve.name,
-            "arithmetic": curve.arithmetic,
-            "first_layer": curve.first,
-            "log10": curve.log10[curve.first :].tolist(),
-            "floor_from": curve.floor_from,
-            "uniform_from": curve.uniform_from(threshold) if is_share(metric) else None,
-        }
+        {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
+         "log10": curve.log10[curve.first :].tolist(), "floor_from": curve.floor_from,
+         "uniform_from": curve.uniform_from(threshold) if is_share(metric) else None}
         for curve in curves
-    ]
+    ]  # fmt: skip
     more = {
         "lines": lines, "verdict": sentences[0], "undecided": tied or None, "disagreement": differ or None,
         "hidden_states": [difference._asdict() for difference in states],
@@ -142,25 +130,18 @@ class Side(NamedTuple):
         from rankscope.engine import choice_in
 
         folder = Path(thing)
-        if (folder / "sweep.parquet").is_file():
-            raise FileError(
-                f"cells of a sweep must be named, as {thing}:0 or {thing}:seed=0; got all of it", subject="cells"
-            )
+        sentence = f"cells of a sweep must be named, as {thing}:0 or {thing}:seed=0; got all of it"
+        require(not (folder / "sweep.parquet").is_file(), sentence, FileError, "cells")
         if choice_in(thing) or (folder / "profile.parquet").is_file() or thing.endswith(".parquet"):
             return cls(thing, None, "", _last(thing))
-        if (folder / "summary.parquet").is_file():
-            raise FileError(
-                f"{thing} holds statistics over a corpus, not a profile: compare the models, with --text", subject=thing
-            )
+        sentence = f"{thing} holds statistics over a corpus, not a profile: compare the models, with --text"
+        require(not (folder / "summary.parquet").is_file(), sentence, FileError, thing)
         model, colon, variant = thing.rpartition(":")
         if not colon or folder.exists():
             model = model_named(thing)
             return cls(thing, model, "transformer", _last(model))
-        if not variant.startswith(("san", "transformer")):
-            raise ArchitectureError(
-                f"after a model's colon comes a variant, as transformer-norm or san+skip; got {thing!r}",
-                subject="variant",
-            )
+        sentence = f"after a model's colon comes a variant, as transformer-norm or san+skip; got {thing!r}"
+        require(variant.startswith(("san", "transformer")), sentence, ArchitectureError, "variant")
         model = model_named(model)
         return cls(thing, model, variant, f"{_last(model)}:{variant}")
 
@@ -219,14 +200,11 @@ def _last(path: str) -> str:
 def require_different(things: list[str], one_is_enough: bool = False) -> None:
     """Refuse to compare something with itself, or one thing alone unless it holds several."""
     holds_several = "=" in things[0] or (Path(things[0]) / "profile.parquet").is_file()
-    if len(things) < 2 and not one_is_enough and not holds_several:
-        raise MetricError(
-            f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one",
-            subject="things",
-        )
+    sentence = f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one"
+    require(len(things) >= 2 or one_is_enough or holds_several, sentence, MetricError, "things")
     for thing in things:
-        if things.count(thing) > 1:
-            raise MetricError(f"things to compare must differ; {thing} comes twice: leave one out", subject="things")
+        sentence = f"things to compare must differ; {thing} comes twice: leave one out"
+        require(things.count(thing) <= 1, sentence, MetricError, "things")
 
 
 def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
@@ -242,11 +220,10 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
         profile = profile_of(*cells)
     else:
         profile = Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
-    if metrics[0] not in profile.metrics:
-        raise MetricError(
-            f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one of these",
-            subject="metrics",
-        )
+    sentence = (
+        f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one of these"
+    )
+    require(metrics[0] in profile.metrics, sentence, MetricError, "metrics")
     names = {name: name if cells else f"{title}:{name}" for name in profile.variants}
     table = profile.table.filter(pl.col("metric").is_in(metrics))
     table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
@@ -254,3 +231,65 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
         network.adding(variant=names.get(network.variant, network.variant)) for network in profile.manifest.networks
     )
     return Profile(table, profile.manifest.adding(networks=networks))
+
+
+def is_training(thing: str) -> bool:
+    """True for a folder that holds a training run and no profile."""
+    from rankscope.runs import read
+    from rankscope.trainings import TRAINING_TABLE
+
+    folder = Path(thing)
+    return folder.is_dir() and not (folder / "profile.parquet").is_file() and TRAINING_TABLE in read(folder).names
+
+
+def compare_trainings(things: list[str], metrics: str | None, results: ResultOptions) -> None:
+    """Print training runs side by side; folders that are no training runs, and `-o`, are refused."""
+    from rankscope.trainings import compare_runs, read_training
+
+    for thing in things:
+        sentence = f"training runs are compared with training runs; {thing} is none: leave it out"
+        require(is_training(thing), sentence, FileError, thing)
+    require(len(things) >= 2, "compare must be given at least two training runs; got one", MetricError, "things")
+    sentence = f"-o goes with what compare measures; use rankscope report {' '.join(things)} -o PAGE"
+    require(results.output is None, sentence, FileError, "output")
+    runs = [read_training(thing) for thing in things]
+    comparison = compare_runs(runs, things, None if metrics is None else split_names("metrics", metrics)[0])
+    names = unique_titles([Path(thing).resolve().name for thing in things], things)
+    sentence, differ = comparison.verdict, _metric_disagreement(dict(zip(names, runs, strict=True)), comparison)
+    if results.as_json:
+        lines = [
+            {
+                "of": line.name,
+                "values": dict(zip(things, line.values, strict=True)),
+                "below_floor": dict(zip(things, line.noise, strict=True)),
+                "parted_at": line.parted,
+            }
+            for line in comparison.lines
+        ]
+        more = {"verdict": sentence, "notes": list(comparison.notes), "disagreement": differ or None}
+        return machine({"metric": comparison.metric, "steps": comparison.steps, "lines": lines, **more})
+    show_tables(*replace(comparison, names=tuple(names)).sections()[0].tables)
+    say("", sentence, *([differ] if differ else []), *([] if results.quiet else comparison.notes))
+
+
+def _metric_disagreement(runs: "dict[str, TrainingRun]", comparison: "RunComparison") -> str:
+    """A sentence on two metrics that rank the runs differently at the last step and layer that all have."""
+    from rankscope.profiles import disagreement
+
+    names = [name for run in runs.values() for name in run.metrics]
+    shared = [name for name in dict.fromkeys([comparison.metric, *names]) if names.count(name) == len(runs)]
+    layer = min(run.grid(comparison.metric).layers[-1] for run in runs.values())
+    ends = {
+        metric: {
+            name: logs[comparison.steps[-1]]
+            for name, run in runs.items()
+            if comparison.steps[-1] in (logs := run.grid(metric).logs(layer))
+        }
+        for metric in shared
+    }
+    return disagreement(ends)
+
+
+def unique_titles(titles: list[str], things: list[str]) -> list[str]:
+    """The titles; where two are equal, the arguments themselves."""
+    return [title if titles.count(title) == 1 else thing for title, thing in zip(titles, things, strict=True)]

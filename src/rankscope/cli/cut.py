@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, random_weights_of, read_inputs
-from rankscope.cli.show import console, machine, progress, say, say_where, titled
-from rankscope.errors import FileError, SourceError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from rankscope.depths import Cut
+from rankscope.cli.show import machine, progress, say, say_where, show_tables
+from rankscope.errors import FileError, SourceError, require
 
 CRITERIA = tuple(names.DATA["names"]["criteria"])
 SEARCHES = ("one_shot", "greedy", "exact")
@@ -53,9 +48,8 @@ def cut(
     excerpts = read_inputs(text, model, quiet=printing.silent)
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileError(f"{output} must be a new or empty folder; it holds something already", subject=str(output))
-    if output is not None and is_drawn(model):
-        sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
-        raise SourceError(sentence, subject="model")
+    sentence = f"cut writes models that were trained; {model} has random weights: leave out -o, or name another"
+    require(output is None or not is_drawn(model), sentence, SourceError, "model")
     by, search, seed = choice.by, choice.search, choice.seed
     net = network(model, opt.NetworkOptions(), choice.device, quiet=printing.silent)
     full_model: Any = None if is_drawn(model) else original(model)
@@ -81,7 +75,7 @@ def cut(
             }
         )  # fmt: skip
     if not printing.silent and cut_made.layers:
-        console().print(scores_table(cut_made))
+        show_tables(*cut_made.sections()[0].tables)
     size = "" if sizes is None else f"; {sizes[0]:,} weights became {sizes[1]:,} ({100 * sizes[1] / sizes[0]:.0f} %)"
     say(f"{Path(model).name} {cut_made.sentence}{size}.", *random_weights_of(model, origin))
     folders = [] if full_model is None else [Path(full_model.name_or_path), *([output] if output else [])]
@@ -99,18 +93,3 @@ def _ids(origin: Any, excerpts: list[str], tokens: int) -> Any:
 
     rows = [torch.tensor(ids) for ids in origin.ids(excerpts, tokens)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-def scores_table(cut_made: "Cut") -> "Table":
-    """The scores of all layers in the first round, or the best sets of an exact search."""
-    if cut_made.search == "exact":
-        table = titled(f"sets of layers that could go, by {cut_made.by}", "The lowest five.", ["layers"], ["score"])
-        for row in cut_made.scores.sort("score").head(5).iter_rows(named=True):
-            table.add_row(row["layers"], f"{row['score']:.4g}")
-        return table
-    below = "Scores before the first went; then the rest was scored anew." if cut_made.search == "greedy" else ""
-    table = titled(f"how much each layer is needed, by {cut_made.by}", below, ["layer"], ["score", "goes"])
-    turns = {layer: str(turn) for turn, layer in enumerate(cut_made.layers, 1)}
-    for row in cut_made.scores.filter(cut_made.scores["round"] == 1).iter_rows(named=True):
-        table.add_row(str(row["layer"]), f"{row['score']:.4g}", turns.get(row["layer"], ""))
-    return table

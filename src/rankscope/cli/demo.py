@@ -7,13 +7,12 @@ from rankscope.cli import options as opt
 from rankscope.cli.inputs import MeasureTask, bundled_text, manifest_fields, text_fields, title_of
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables, open_store, require_report, with_manifest
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, titled
-from rankscope.errors import SourceError
+from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, show_run, show_tables
+from rankscope.errors import SourceError, require
 from rankscope.extras import counted
 
 if TYPE_CHECKING:
     import polars as pl
-    from rich.table import Table
 
     from rankscope.nets import Transformer
     from rankscope.runs import Manifest
@@ -44,10 +43,8 @@ def demo(
 
     With --train: train a small GPT, whole and without skips, under the monitor (about two minutes).
     """
-    if train and decoder:
-        raise SourceError(
-            "--train trains a network, --decoder measures another; got both: leave one out", subject="train"
-        )
+    sentence = "--train trains a network, --decoder measures another; got both: leave one out"
+    require(not train or not decoder, sentence, SourceError, "train")
     if train:
         train_demo(output or Path("runs/demo-train"), steps, printing)
     elif decoder:
@@ -120,7 +117,7 @@ def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
     from rankscope.lab import NextCharacter, Recipe, Training
     from rankscope.live import default_rules
     from rankscope.report import write_report
-    from rankscope.runs import read
+    from rankscope.trainings import compare_runs, read_training
 
     require_report()
     writable_folder(output)
@@ -159,36 +156,14 @@ def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
         with_skips.close()
         without.close()
     report = write_report([*folders.values()], output / "report.html")
-    tables = {
-        name: {table: read(folder).table(table) for table in ("training", "alarms")} for name, folder in folders.items()
-    }
+    runs = {name: read_training(folder) for name, folder in folders.items()}
     if printing.as_json:
-        rows = {name: {table: frame.to_dicts() for table, frame in of.items()} for name, of in tables.items()}
+        rows = {name: {"training": run.table.to_dicts(), "alarms": run.alarms.to_dicts()} for name, run in runs.items()}
         return machine({"report": str(report), "runs": rows})
-    console().print(training_table({name: of["training"] for name, of in tables.items()}))
-    for name, of in tables.items():
-        sentences = of["alarms"]["sentence"].to_list()
+    show_tables(*compare_runs([*runs.values()], [*runs], "relative_mu").sections()[0].tables)
+    for name, run in runs.items():
+        sentences = run.alarms["sentence"].to_list()
         say("", f"{name}: {counted(len(sentences), 'alarm')}")
         for sentence in sentences:
             console().print(Padding(Text(sentence), (0, 0, 0, 2)))
     say_report(report, printing)
-
-
-def training_table(trainings: "dict[str, pl.DataFrame]") -> "Table":
-    """The loss, and how far the tokens of each layer are apart, at the last measurement of each training."""
-    import polars as pl
-
-    def at_end(rows: pl.DataFrame, metric: str, form: str = ".2g") -> dict[int | None, str]:
-        last = rows.filter(metric=metric).filter(pl.col("step") == pl.col("step").max()).drop_nulls("value")
-        numbers = last.select("layer", "value", "floor").iter_rows()
-        return {layer: f"{value:{form}}{' ○' * (0 < (floor or 0.0) >= value)}" for layer, value, floor in numbers}
-
-    apart = {name: at_end(rows, "relative_mu") for name, rows in trainings.items()}
-    layers = [*next(iter(apart.values()))]
-    numbers = ["loss", *(f"layer {layer}" if layer == layers[0] else str(layer) for layer in layers)]
-    noise = any("○" in cell for cells in apart.values() for cell in cells.values())
-    caption = f"By layer: what tokens differ by, over their size.{' ○ at its floor: rounding noise.' * noise}"
-    table = titled("At the last measurement", caption, words=[""], numbers=numbers)
-    for name, rows in trainings.items():
-        table.add_row(name, *at_end(rows, "loss", ".2f").values(), *(apart[name].get(layer, "") for layer in layers))
-    return table

@@ -1,37 +1,23 @@
 """`rankscope depth`: which layers, heads and paths does this model need?"""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
 from rankscope.cli.measure import ANNOUNCED_SECONDS
 from rankscope.cli.output import open_store, require_same_network, with_manifest, write_folder
-from rankscope.cli.show import complain, console, machine, progress, say, say_report, say_where, titled
+from rankscope.cli.show import complain, machine, progress, say, say_report, say_where, show_tables
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from rankscope.depths import DepthCard
     from rankscope.nets import Transformer
-
-MOST_LAYERS = 48  # Rows of the table of layers at most
-SHOWN_HEADS = 5  # Heads that are shown at either end
-
-
-@dataclass(frozen=True)
-class DepthNetwork(opt.NetworkOptions):
-    """Options of the network of the card."""
-
-    model: opt.Model = "minilm"
-    device: opt.Device = "cpu"
-    stream: opt.Stream = False
 
 
 def depth(
-    options: DepthNetwork = DepthNetwork(),
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    device: opt.Device = "cpu",
+    stream: opt.Stream = False,
     text: opt.TextOptions = opt.TextOptions(tokens=64),
     heads: Annotated[bool, opt.option(opt.RESULT, " ", "heads_out", (), "--heads/--no-heads")] = True,
     svg: Annotated[
@@ -46,12 +32,13 @@ def depth(
     read one at a time.
     """
     from rankscope.depths import depth as card_of
+    from rankscope.depths.views import norms_sentence
     from rankscope.files import write_text
 
-    excerpts = read_inputs(text, options.model, quiet=results.silent)
+    excerpts = read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, options.device, options.stream, results.silent)
-    fields = manifest_fields(net, options.model)
+    net = network(model, options, device, stream, results.silent)
+    fields = manifest_fields(net, model)
     require_same_network(store, "depth", {"as given": net}, fields)
     inputs = net.encode(excerpts, text.tokens)
     if not results.silent:
@@ -70,11 +57,12 @@ def depth(
         told = {"sentence": card.sentence, "notes": list(card.notes)}
         depths = [effective._asdict() for effective in card.effective_depths]
         return machine({"manifest": card.manifest.to_dict(), **told, "effective_depths": depths, **tables})
-    show_card(card)
+    (section,) = card.sections()
+    show_tables(*section.tables)
+    say("", *random_weights_lines(card.manifest), card.sentence, norms_sentence(card.norms), *card.notes)
     if svg is not None and not results.quiet:
         say_where("Picture", svg)
-    if results.output is not None:
-        say_report(results.output / "report.html", results, "Tables and figures")
+    say_report(results.report, results, "Tables and figures")
 
 
 def _announce(net: "Transformer", samples: int, tokens: int, heads: bool) -> None:
@@ -86,51 +74,3 @@ def _announce(net: "Transformer", samples: int, tokens: int, heads: bool) -> Non
     expected = once * layers_applied(net.arch.layers, net.arch.heads if heads else 0) / net.arch.layers
     if expected > ANNOUNCED_SECONDS:
         complain(f"this will take {in_words(expected)} by estimate{'; --no-heads takes less' * heads}")
-
-
-def show_card(card: "DepthCard") -> None:
-    """Print the tables, the sentence, effective depths and what norms do."""
-    from rankscope.depths.views import ALL_LAYER_COLUMNS, HEAD_COLUMNS, norms_sentence
-
-    below = "lost: how much the output changes without the layer.\n"
-    below += "share: what of the output passes through the layer.\n"
-    below += "of res, at res: the same of what tells tokens apart."
-    rows = card.layers.to_dicts()
-    shown = rows if len(rows) <= MOST_LAYERS else rows[: MOST_LAYERS // 2] + rows[-(MOST_LAYERS // 2) :]
-    below += f"\nThe first and the last {MOST_LAYERS // 2} of {len(rows)} layers." * (len(shown) < len(rows))
-    console().print(_table("layers, mean over samples", below, shown, ALL_LAYER_COLUMNS))
-    say("", *random_weights_lines(card.manifest), card.sentence, norms_sentence(card.norms), "")
-    console().print(effective_table(card))
-    known = card.heads.filter(card.heads["lost"].is_not_null()).sort("lost", descending=True).to_dicts()
-    if known:
-        most = len(known) > 2 * SHOWN_HEADS
-        below = f"The {SHOWN_HEADS} without which the output changes most, and the {SHOWN_HEADS} least.\n" * most
-        below += "Layers count from 1 (layer 0 is the input), heads from 0."
-        shown = known[:SHOWN_HEADS] + known[-SHOWN_HEADS:] if most else known
-        say("")
-        console().print(_table("heads, mean over samples", below, shown, HEAD_COLUMNS))
-    if card.notes:
-        say("", *card.notes)
-
-
-def _table(title: str, caption: str, rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> "Table":
-    """Rows of a card as a table that fits into the terminal."""
-    from rankscope.depths.views import columns_in
-
-    cells = columns_in(console().width, rows, columns)
-    table = titled(title, caption, numbers=[*cells])
-    for row in zip(*cells.values(), strict=True):
-        table.add_row(*row)
-    return table
-
-
-def effective_table(card: "DepthCard") -> "Table":
-    """A line for each definition of effective depth."""
-    table = titled("effective depth")
-    table.add_column("", no_wrap=True)
-    table.add_column("layers", justify="right", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
-    for effective in card.effective_depths:
-        in_layers = "–" if effective.value is None else f"{effective.value:.3g} of {effective.layers}"
-        table.add_row(effective.name.replace("_", " "), in_layers, effective.definition)
-    return table

@@ -5,19 +5,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import split_names
 from rankscope.cli.pages import open_port, say_address
-from rankscope.cli.show import console, machine, sparkline, thinned, titled
+from rankscope.cli.show import console, machine, tabular
 from rankscope.extras import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
     from rankscope.trainings import TrainingRun
     from rankscope.trainings.training import Grid
@@ -64,16 +63,12 @@ def follow(
 
 
 def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
+    """The metrics asked for, or the first; one that a run has of several stacks of blocks is one of each."""
     if metrics is None:
         return training.of_stacks(training.metrics[0]) if training.metrics else []
-    asked = split_names("metric", metrics)
-    return [metric for name in asked for metric in _of_stacks(training, name)]
-
-
-def _of_stacks(training: "TrainingRun", name: str) -> list[str]:
-    """The metric of that name or, where the run has it of several stacks of blocks, of each; raises if it has none."""
-    metrics = [] if name in training.metrics else training.of_stacks(name)
-    return metrics or [training.metric(name)]
+    asked = {name: name not in training.metrics for name in split_names("metric", metrics)}
+    found = [training.of_stacks(name) * many or [training.metric(name)] for name, many in asked.items()]
+    return [metric for metrics_of_stacks in found for metric in metrics_of_stacks]
 
 
 def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
@@ -178,54 +173,47 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
     }
 
 
-def _curves_table(title: str, first: str, note: str = "") -> "Table":
-    """An empty table whose rows are curves: a name, the first number, the last one, a sparkline."""
-    table = titled(title, note)
-    table.title = title or None
-    table.add_column(first, justify="right" if first else "left", no_wrap=True)
-    for column in ("start", "now"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("steps →", no_wrap=True)
-    return table
-
-
-def _scalars(training: "TrainingRun") -> "Table":
+def _scalars(training: "TrainingRun") -> "RichTable":
+    from rankscope.results import Table
     from rankscope.trainings.training import title_of
 
-    table = _curves_table("", "")
-    for name in training.scalars[:8]:
-        _, values = training.scalar(name)
-        table.add_row(title_of(name)[:24], *_ends(values), *_lines([values]))
-    return table
+    curves = {name: training.scalar(name)[1] for name in training.scalars[:8]}
+    rows = [[title_of(name)[:24], *_ends(values)] for name, values in curves.items()]
+    lines = [_lines([values])[0] for values in curves.values()]
+    return tabular(Table("", ["", "start", "now"], rows, curves=("steps →", lines)), curves_at=3)
 
 
-def _layers(grid: "Grid", most: int) -> "Table":
+def _layers(grid: "Grid", most: int) -> "RichTable":
     """A table with a line for each layer, whose sparklines share one scale."""
+    from rankscope.figures import thinned
+    from rankscope.results import Table
     from rankscope.trainings.training import NAMES
 
-    rows = list(thinned(list(range(len(grid.layers))), most))
-    noise = bool(grid.noise[rows][:, [0, -1]].any()) if grid.steps else False
+    some = thinned(range(len(grid.layers)), most)
+    marked = {(row, column) for row, at in enumerate(some) for column, k in ((1, 0), (2, -1)) if grid.noise[at, k]}
     notes = [f"Mean over {grid.heads} heads."] * (grid.heads > 1)
-    notes += [f"{len(rows)} of {len(grid.layers)} layers."] * (len(rows) < len(grid.layers))
-    notes += ["○ at its floor: rounding noise."] * noise
-    table = _curves_table(NAMES.get(grid.metric, grid.metric), "layer", " ".join(notes))
-    values = [grid.value[row].tolist() for row in rows]
-    for row, curve, line in zip(rows, values, _lines(values), strict=True):
-        marks = ((" ○" if grid.noise[row, at] else "  ") * noise for at in (0, -1))
-        table.add_row(str(grid.layers[row]), *map(add, _ends(curve), marks), line)
-    return table
+    notes += [f"{len(some)} of {len(grid.layers)} layers."] * (len(some) < len(grid.layers))
+    notes += ["○ at its floor: rounding noise."] * bool(marked)
+    values = [grid.value[row].tolist() for row in some]
+    rows = [[str(grid.layers[row]), *_ends(curve)] for row, curve in zip(some, values, strict=True)]
+    headings, title = ["layer", "start", "now"], NAMES.get(grid.metric, grid.metric)
+    return tabular(
+        Table(title, headings, rows, marked, " ".join(notes), curves=("steps →", _lines(values))), curves_at=3
+    )
 
 
-def _paths(training: "TrainingRun", most: int) -> "Table":
+def _paths(training: "TrainingRun", most: int) -> "RichTable":
     """A table with a line for each length of paths."""
-    names = list(thinned(training.lengths, most))
+    from rankscope.figures import thinned
+    from rankscope.results import Table
+
+    names = thinned(training.lengths, most)
     note = f"{len(names)} of {len(training.lengths)} lengths." if len(names) < len(training.lengths) else ""
-    table = _curves_table("path shares: what paths of each length carry of the output", "", note)
     curves = [training.paths.filter(of=name).sort("step")["value"].fill_null(float("nan")).to_list() for name in names]
-    for name, curve, line in zip(names, curves, _lines(curves, log=False), strict=True):
-        start, now = (f"{curve[k]:z.1%}" if isfinite(curve[k]) else "no number" for k in (0, -1))
-        table.add_row(name, start, now, line)
-    return table
+    ends = [[f"{curve[k]:z.1%}" if isfinite(curve[k]) else "no number" for k in (0, -1)] for curve in curves]
+    rows = [[name, *cells] for name, cells in zip(names, ends, strict=True)]
+    title, lines = "path shares: what paths of each length carry of the output", _lines(curves, log=False)
+    return tabular(Table(title, ["", "start", "now"], rows, note=note, curves=("steps →", lines)), curves_at=3)
 
 
 def _ends(values: list[float]) -> tuple[str, str]:
@@ -238,6 +226,7 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     """Sparklines on one scale; with `log`, a logarithmic one if the values span more than two decades."""
     import numpy as np
 
+    from rankscope.figures import sparkline, thinned
     from rankscope.trainings.training import decades
 
     values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)
@@ -250,13 +239,12 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     return [sparkline(row.tolist(), limits) for row in values]
 
 
-def _alarms(training: "TrainingRun") -> "Table":
+def _alarms(training: "TrainingRun") -> "RichTable":
     """A table of the first alarm, from which others often follow, and of the last, as sentences."""
-    rows = training.alarms.to_dicts()
-    few = f": the first and the last {ALARMS - 1}" if len(rows) > ALARMS else ""
-    table = titled(f"{counted(len(rows), 'alarm')}{few}")
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for row in rows if len(rows) <= ALARMS else [rows[0], *rows[1 - ALARMS :]]:
-        table.add_row(f"{row['step']:,}", " ".join(str(row["sentence"]).split()))
-    return table
+    from rankscope.results import Table
+
+    raised = training.alarms.to_dicts()
+    few = f": the first and the last {ALARMS - 1}" if len(raised) > ALARMS else ""
+    shown = raised if len(raised) <= ALARMS else [raised[0], *raised[1 - ALARMS :]]
+    rows = [[f"{row['step']:,}", " ".join(str(row["sentence"]).split())] for row in shown]
+    return tabular(Table(f"{counted(len(raised), 'alarm')}{few}", ["step", ""], rows, wordy=True))

@@ -9,28 +9,15 @@ from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import network, split_names
 from rankscope.cli.measure import ANNOUNCED_SECONDS
-from rankscope.cli.show import complain, console, machine, progress, say, say_where, sparkline, thinned, titled
-from rankscope.errors import MetricError
+from rankscope.cli.show import complain, machine, progress, say, say_where, show_tables
+from rankscope.errors import MetricError, require
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankscope.forecasts import Forecast, Mend
+    from rankscope.results import Table
 
 MAPS = ("skip", "depth", "query_gain", "value_gain", "temperature", "rate")
 TASKS = ("next-character", "induction", "copying", "sort", "digits", "hull", "memorization")
-MOST = 32  # Layers of a line, at most
-CURVES = {
-    "residual": "what tells tokens apart, measured",
-    "residual_theory": "the same in mean-field theory",
-    "separation": "one minus the cosine of tokens",
-    "gradient": "gradient at tokens",
-    "query": "gradient of queries",
-    "key": "gradient of keys",
-    "value": "gradient of values",
-    "mlp": "gradient of the MLP",
-}
-"""Columns of the table that are shown, in words."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +75,7 @@ def forecast(
     opt.require_positive(lr=training.lr)
     map_of = variations.map_of
     axes = None if map_of is None else split_names("map", map_of)
-    if axes is not None and len(axes) != 2:
-        raise MetricError(f"--map must name two numbers, X,Y; got {map_of}", subject="map")
+    require(axes is None or len(axes) == 2, f"--map must name two numbers, X,Y; got {map_of}", MetricError, "map")
     arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
     with progress(results.silent) as start:
         start("the forecast")
@@ -98,7 +84,7 @@ def forecast(
             depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
         )  # fmt: skip
     if not results.as_json:  # at once: changes may take many times as long
-        console().print(layers_table(result))
+        show_tables(result.sections()[0].tables[0])
         say("", *result.verdict)
     changes = _changes(result, results.silent) if variations.mends else []
     plane = None
@@ -107,17 +93,15 @@ def forecast(
 
         with progress(results.silent) as start:
             plane = forecast_map(result, axes[0], axes[1], size=variations.map_size, progress=start("map"))
+    listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
+    told = {**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()}
     if results.output is not None:
-        _write(results.output, result, changes, plane, axes)
+        _write(results.output, result, told, plane, axes)
     if results.as_json:
-        listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-        return machine({**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()})
-    if changes:
+        return machine(told)
+    for table in [*([mends_table(changes)] if changes else []), *([map_table(plane, *axes)] if axes else [])]:
         say("")
-        console().print(mends_table(changes))
-    if plane is not None and axes is not None:
-        say("")
-        console().print(map_table(plane, *axes))
+        show_tables(table)
     if results.output is not None:
         say_where("Forecast and figures", results.output)
 
@@ -140,7 +124,7 @@ def _changes(result: "Forecast", silent: bool) -> "list[Mend]":
         return result.mends(progress=tell)
 
 
-def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:
+def _write(folder: Path, result: "Forecast", told: dict[str, Any], plane: Any, axes: list[str] | None) -> None:
     """Put the forecast as JSON, its figures and its map into a folder."""
     import json
 
@@ -151,8 +135,6 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
     from rankscope.forecasts.maps import AXES
 
     writable_folder(folder)
-    listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
-    told = {**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()}
     with atomic(folder / "forecast.json") as path:
         path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
     save(result.plot(), folder / "layers")
@@ -162,16 +144,13 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
 
 def map_table(plane: Any, x: str, y: str) -> "Table":
     """The probability of learning at every cell, the largest value of y on top."""
+    from rankscope.results import Table
+
     across, up = (sorted(plane[name].unique().to_list()) for name in ("x", "y"))
     cells = {(row["x"], row["y"]): row for row in plane.iter_rows(named=True)}
-    caption = f"across {x}, up {y}; ?: a guess, unlike all trained designs"
-    table = titled("probability that it learns", caption, words=[y])
-    for value in across:
-        table.add_column(f"{value:.3g}", justify="right", no_wrap=True)
-    for b in reversed(up):
-        shown = [_probability(cells.get((a, b), {})) for a in across]
-        table.add_row(f"{b:.3g}", *shown)
-    return table
+    rows = [[f"{b:.3g}", *(_probability(cells.get((a, b), {})) for a in across)] for b in reversed(up)]
+    note = f"across {x}, up {y}; ?: a guess, unlike all trained designs"
+    return Table("probability that it learns", [y, *(f"{value:.3g}" for value in across)], rows, note=note)
 
 
 def _probability(row: dict[str, Any]) -> str:
@@ -199,29 +178,13 @@ def _numbers(forecast: "Forecast") -> dict[str, float]:
     return {"probability": forecast.probability, "place": forecast.place, "guess": bool(forecast.doubts)}
 
 
-def layers_table(forecast: "Forecast") -> "Table":
-    """Tokens and gradients by layer: a line for each, from the first layer to the last."""
-    table = titled("from the first layer to the last", "log10; marked numbers are left out")
-    for heading in ("", "by layer"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("first", "last"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, title in CURVES.items():
-        logs = [None if log != log else log for log in forecast.table[name].to_list()]
-        known = [log for log in logs if log is not None]
-        if known:
-            table.add_row(title, sparkline(thinned(logs, MOST)), f"{known[0]:.2f}", f"{known[-1]:.2f}")
-    return table
-
-
 def mends_table(mends: "list[Mend]") -> "Table":
     """A line for each change: how probable it is to learn with it, and its place."""
     from rankscope.forecasts.verdict import place_of_100
+    from rankscope.results import Table
 
-    caption = "each change alone, weights drawn anew; ?: a guess, unlike all trained designs"
-    table = titled("what would mend it", caption, words=["change"])
-    for heading in ("probability", "place of 100"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for mend in mends:
-        table.add_row(mend.change, _probability(_numbers(mend.forecast)), str(place_of_100(mend.forecast.place)))
-    return table
+    rows = [
+        [mend.change, _probability(_numbers(mend.forecast)), str(place_of_100(mend.forecast.place))] for mend in mends
+    ]
+    note = "each change alone, weights drawn anew; ?: a guess, unlike all trained designs"
+    return Table("what would mend it", ["change", "probability", "place of 100"], rows, note=note)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.names import say_hub, write_aside
 from rankscope.cli.options import NetworkOptions, TextOptions
-from rankscope.errors import ArchitectureError, FileError, MetricError, RankscopeError, SourceError, TokensError, one_of
+from rankscope.errors import (
+    ArchitectureError,
+    FileError,
+    MetricError,
+    RankscopeError,
+    SourceError,
+    TokensError,
+    require,
+    require_one_of,
+)
 from rankscope.extras import counted
 from rankscope.shipped import held_out_images, shipped_model
 
@@ -45,8 +54,7 @@ def network(
     remedies = [remedy(spec) for spec in options.remedy or ()]
     is_random(model, options)
     seed = options.seed or 0
-    if not 0 <= seed < 2**31:
-        raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}", subject="seed")
+    require(0 <= seed < 2**31, f"--seed must lie in 0..{2**31 - 1}; got {seed}", ArchitectureError, "seed")
     say_hub(model, quiet)
     require_tokenizer(model, "put the files of its tokenizer, as tokenizer.json, into that folder")
     net = named_network(model, seed, options.init or "bert", device, stream or None)
@@ -101,9 +109,8 @@ def bundled_text(samples: int, tokens: int) -> list[str]:
     from rankscope.sources import bundled_excerpts
 
     excerpts = bundled_excerpts(tokens)
-    if len(excerpts) < samples:
-        has = f"the bundled prose has {len(excerpts)} excerpts of {tokens} tokens; got samples={samples}"
-        raise TokensError(f"{has}: ask for fewer samples or tokens", subject="samples")
+    has = f"the bundled prose has {len(excerpts)} excerpts of {tokens} tokens; got samples={samples}"
+    require(len(excerpts) >= samples, f"{has}: ask for fewer samples or tokens", TokensError, "samples")
     return excerpts[:samples]
 
 
@@ -117,8 +124,8 @@ def read_excerpts(options: TextOptions, quiet: bool) -> list[str]:
         if not quiet:
             _say_rest(stream, len(first))
         return first
-    if options.split != "auto" or options.field != "text":
-        raise FileError("--split and --field must go with --text, which says what is to be read", subject="text")
+    sentence = "--split and --field must go with --text, which says what is to be read"
+    require(options.split == "auto" and options.field == "text", sentence, FileError, "text")
     return bundled_text(samples, options.tokens)
 
 
@@ -200,8 +207,7 @@ def beginning(text: str) -> str:
 def split_names(option: str, text: str) -> list[str]:
     """The names of a comma-separated option, each once."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not parts:
-        raise RankscopeError(f"--{option} must name at least one; got {text!r}", subject=option)
+    require(parts, f"--{option} must name at least one; got {text!r}", RankscopeError, option)
     return parts
 
 
@@ -225,8 +231,7 @@ class MeasureTask:
             metric(name)
         arithmetics = split_names("arithmetic", arithmetic)
         for name in arithmetics:
-            if name not in (*ARITHMETICS, "all"):
-                raise MetricError(one_of("arithmetic", name, [*ARITHMETICS, "all"]), subject="arithmetic")
+            require_one_of("arithmetic", name, (*ARITHMETICS, "all"), MetricError)
         return cls(metric_names, list(ARITHMETICS) if "all" in arithmetics else arithmetics, checks or {})
 
 

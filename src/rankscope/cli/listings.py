@@ -1,12 +1,18 @@
-"""`rankscope masks`, `metrics` and `models`: what can be named, with what is known of each."""
+"""`rankscope masks`, `metrics`, `models` and `plugins`: what can be named, with what is known of each."""
 
 import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
+from rankscope.cli.app import SOURCES
 from rankscope.cli.show import console, machine, progress, say, titled
+from rankscope.errors import PluginWarning, RankscopeError, one_of
+from rankscope.plugins import SHIPPED, PluginState, entry_points, every_group
 from rankscope.shipped import shipped_names
 
 if TYPE_CHECKING:
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
     from rankscope.metrics import Metric
     from rankscope.sources import FamilyParity
 
+SHOWN = 4  # Names of what a package adds that a row of the table has
 OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a heading
 
 
@@ -143,7 +150,12 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
                     show_family(family, families[-1] if families else None)
             families.append(family)
     if printing.as_json:
-        machine({"presets": list(PRESETS), "families": [family_row(family) for family in families]})
+        rows = [
+            {"family": family.family, "config": family.config, "types": family.types,
+             **({"failure": family.failure} if family.parity is None else family.parity.described())}
+            for family in families
+        ]  # fmt: skip
+        machine({"presets": list(PRESETS), "families": rows})
         return require_parity(families)
     if not families:
         return say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
@@ -157,12 +169,6 @@ def models(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     failures = [f"{family.family} {family.config}".strip() + f": {family.failure}" for family in failed(families)]
     say(*(line for failure in failures for line in ("", failure)))
     require_parity(families)
-
-
-def family_row(family: "FamilyParity") -> dict[str, Any]:
-    """A config of a family as JSON has it: its parity, or why there is none."""
-    row = {"family": family.family, "config": family.config, "types": family.types}
-    return {**row, "failure": family.failure} if family.parity is None else {**row, **family.parity.described()}
 
 
 def failed(families: "list[FamilyParity]") -> "list[FamilyParity]":
@@ -204,3 +210,49 @@ def show_family(family: "FamilyParity", before: "FamilyParity | None") -> None:
     table.add_row(family.family if new else "", ", ".join(family.types) if new else "", family.config, *numbers)
     console().print(table)
     sys.stdout.flush()
+
+
+def plugins(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
+    """List the plugins: what each installed package adds to rankscope, and what is wrong with one that is left out.
+
+    Everything that is listed is imported, here and now. What rankscope itself ships is found in the same way, and has
+    the first row of each group.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)  # listed here
+        states = [_tried(state) for group in every_group() for state in group.states]
+    for entry in (entry for entry in entry_points() if entry.group not in SHIPPED):
+        states.append(PluginState(entry, (), entry.left_out(one_of("a group of rankscope", entry.group, SHIPPED))))
+    if printing.as_json:
+        return machine([_row(state) for state in states])
+    table = titled("What is found, by group", words=["group", "package", "adds"])
+    for state in states:
+        names = ", ".join(state.objects[:SHOWN]) + (", ..." if len(state.objects) > SHOWN else "")
+        counted = f"{len(state.objects)}: {names}" if state.objects else "nothing"
+        table.add_row(state.entry.group, f"{state.entry.package} {state.entry.version}", counted)
+    console().print(table)
+    say(*(line for state in states if state.trouble for line in ("", state.trouble)))
+    if not printing.quiet:
+        say("", "A package adds something with an entry point: the page on parts of your own has one of each.")
+
+
+def _tried(state: PluginState) -> PluginState:
+    """The state of an entry point; commands and kinds of results, which are not imported to be listed, are here."""
+    from rankscope.results import KINDS, class_of
+
+    imported: dict[str, Callable[[str], Any]] = {SOURCES.name: lambda name: SOURCES[name].load(), KINDS.name: class_of}
+    if state.entry.group not in imported or state.entry.shipped:
+        return state
+    for name in state.objects:
+        try:
+            imported[state.entry.group](name)
+        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
+            why = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
+            return replace(state, trouble=state.entry.left_out(why))
+    return state
+
+
+def _row(state: PluginState) -> dict[str, Any]:
+    entry = state.entry
+    given = {name: getattr(entry, name) for name in ("group", "name", "value", "package", "version")}
+    return {**given, "adds": list(state.objects), "trouble": state.trouble or None}

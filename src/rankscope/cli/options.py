@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from rankscope.cli import names
-from rankscope.errors import TheoremError
+from rankscope.errors import TheoremError, require
 
 NETWORK, TEXT, TRAINING, SIZE = "Network", "Text", "Training", "Size of the study"
 MACHINE, RESULT, PAGE = "Where it runs", "Result", "Page"
@@ -131,6 +131,11 @@ class ResultOptions(PrintOptions):
 
     output: Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")] = None
 
+    @property
+    def report(self) -> Path | None:
+        """The path of the report in the folder, if one is written."""
+        return None if self.output is None else self.output / "report.html"
+
 
 @dataclass(frozen=True)
 class PageOptions:
@@ -143,8 +148,7 @@ class PageOptions:
 def require_positive(**options: float) -> None:
     """Refuse an option that is not a positive number, before anything is computed."""
     for name, value in options.items():
-        if not (math.isfinite(value) and value > 0):
-            raise TheoremError(f"--{name} must be a number > 0; got {value:g}", subject=name)
+        require(math.isfinite(value) and value > 0, f"--{name} must be a number > 0; got {value:g}", TheoremError, name)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankscope.cli.ending import ending
+from rankscope.cli.app import ending
 from rankscope.cli.show import progress
 from rankscope.errors import FileError
 

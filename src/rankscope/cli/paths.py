@@ -1,35 +1,27 @@
 """`rankscope paths`: which lengths and heads carry a network's output."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
 from rankscope.cli.output import open_store, require_same_network, where_written, write_figures, write_folder
-from rankscope.cli.show import Interruption, console, machine, progress, say, say_report, steps, titled
+from rankscope.cli.show import Interruption, machine, progress, say, say_report, show_tables, steps
 
 if TYPE_CHECKING:
     import polars as pl
-    from rich.table import Table
     from torch import Tensor
 
     from rankscope.nets import Transformer
     from rankscope.paths import ByLength, Decomposition, Heaviest
-    from rankscope.paths.figures import LengthView
     from rankscope.runs import Manifest, Store
 
 
-@dataclass(frozen=True)
-class PathNetwork(opt.NetworkOptions):
-    """Options of the network that is taken apart."""
-
-    model: opt.Model = "minilm"
-    variant: opt.Variant = "transformer"
-    device: opt.Device = "cpu"
-
-
 def paths(
-    options: PathNetwork = PathNetwork(),
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    variant: opt.Variant = "transformer",
+    device: opt.Device = "cpu",
     text: opt.TextOptions = opt.TextOptions(tokens=64),
     top: Annotated[int, opt.option(opt.RESULT, "N", "List the N heaviest single paths.", min=0)] = 0,
     results: opt.ResultOptions = opt.ResultOptions(),
@@ -41,15 +33,15 @@ def paths(
     """
     from rankscope.runs import manifest_of
 
-    excerpts = read_inputs(text, options.model, quiet=results.silent)
+    excerpts = read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, options.device, quiet=results.silent).variant(options.variant)
-    require_same_network(store, "paths", {options.variant: net}, manifest_fields(net, options.model))
+    net = network(model, options, device, quiet=results.silent).variant(variant)
+    require_same_network(store, "paths", {variant: net}, manifest_fields(net, model))
     sums = sum_paths(net, excerpts, text.tokens, top, results.silent)
     closure = sums.by_length.closure
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    manifest = manifest_of(arch, str(net.device), options.variant, "float64", [], {"closure": closure}).adding(
-        **manifest_fields(net, options.model), **text_fields(text, excerpts), closure=closure
+    manifest = manifest_of(arch, str(net.device), variant, "float64", [], {"closure": closure}).adding(
+        **manifest_fields(net, model), **text_fields(text, excerpts), closure=closure
     )
     if store is not None:
         with progress(results.silent) as start:
@@ -66,8 +58,7 @@ def paths(
         )
     else:
         show_paths(sums, manifest)
-        if results.output is not None:
-            say_report(results.output / "report.html", results, "Tables and figures")
+        say_report(results.report, results, "Tables and figures")
     if sums.stopped:
         done = "lengths" if sums.heads is None else "lengths and heads"
         raise Interruption(f"after {done}; {where_written(results.output)}")
@@ -124,14 +115,11 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
 def show_paths(sums: PathSums, manifest: "Manifest") -> None:
     """Print the tables of lengths and heads, what is carried by which lengths, and the heaviest single paths."""
     from rankscope.paths import carried
+    from rankscope.paths.figures import heads_table
 
-    lengths = sums.by_length.views()
-    console().print(lengths_table(lengths))
-    closing = f"The parts add up to the output within {sums.by_length.closure:.0e} of it."
-    say(*random_weights_lines(manifest), carried(lengths), closing)
-    if sums.heads is not None:
-        say("")
-        console().print(heads_table(sums.heads))
+    lengths = sums.by_length.overview().tables[0]
+    show_tables(replace(lengths, title="Paths by length"), *([] if sums.heads is None else [heads_table(sums.heads)]))
+    say("", *random_weights_lines(manifest), carried(sums.by_length.views()))
     if heaviest := sums.heaviest:
         listed, explored = len(heaviest.paths), f"after {heaviest.explored} beginnings"
         title = f"The {listed} heaviest single paths (a head, or · for the skip, in each layer), proved {explored}:"
@@ -144,43 +132,3 @@ def show_paths(sums: PathSums, manifest: "Manifest") -> None:
         for path, (weight, mark) in zip(heaviest.paths, heaviest.weight_notes(), strict=True):
             heads = " ".join("·" if head is None else str(head) for head in path)
             say(f"  {weight:>10}  {heads}{f'  ({mark})' if mark else ''}")
-
-
-def lengths_table(lengths: "list[LengthView]") -> "Table":
-    """A line for each length: number of paths, their share, how uniform their sum is; beneath, as curves."""
-    from rankscope.cli.show import scaled_for_sparkline, sparkline, thinned
-
-    shares, residuals = [length.share for length in lengths], [length.log10_residual for length in lengths]
-    caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(scaled_for_sparkline(residuals))}"
-    table = titled("paths by length, mean over samples", caption, numbers=[*lengths[0].cells])
-    for length in lengths:
-        table.add_row(*length.cells.values())
-    return table
-
-
-def heads_table(heads: "pl.DataFrame") -> "Table":
-    """The heads through which most of the output passes, and those that average most."""
-    import polars as pl
-
-    from rankscope.paths.figures import head_means
-
-    means = head_means(heads)
-    columns = {"share": "share", "of residual": "residual_share", "contraction": "contraction",
-               "averaging": "averaging", "dobrushin": "dobrushin"}  # fmt: skip
-    if console().width < 72:
-        del columns["contraction"]  # in little room numbers are left out, never cut
-    below = "Above: those that carry most of the output. Below: those that average most.\n"
-    below += "Layers count from 1 (layer 0 is the input), heads from 0."
-    table = titled("heads, mean over samples", below, numbers=["layer", "head", *columns])
-    carrying = means.sort(pl.col("share").abs(), descending=True, nulls_last=True).head(5)
-    contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
-    for rows in (carrying, contracting):
-        if rows is contracting:
-            table.add_row()
-        for row in rows.iter_rows(named=True):
-            numbers = [
-                "–" if row[name] is None else f"{row[name]:{'+' if 'share' in name else ''}.3f}"  # noise
-                for name in columns.values()
-            ]
-            table.add_row(str(row["layer"]), str(row["head"]), *numbers)
-    return table

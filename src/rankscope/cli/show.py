@@ -6,26 +6,25 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
-from rich.text import Text
 
 from rankscope.cli.inputs import fallback_lines, random_weights_lines
 from rankscope.cli.names import CONTROLS
 from rankscope.cli.options import PrintOptions
 
 if TYPE_CHECKING:
-    from rankscope.profiles import CurveView, Profile, Summary
+    from rankscope.profiles import Profile, Summary
+    from rankscope.results import Table as SectionTable
 
-T = TypeVar("T")
-BLOCKS = "▁▂▃▄▅▆▇█"
+MOST_ROWS, FOLDED, SHORT = 48, 24, 70  # Rows of a table at most, characters above which a cell or a caption breaks
 SILENCE = 30.0  # Seconds of work after which a line says how far it is, where stderr is no terminal
 
 
@@ -73,9 +72,9 @@ def say_where(what: str, path: Path | None) -> None:
     console().print(f"{what}: {path}", soft_wrap=True)
 
 
-def say_report(report: Path, printing: PrintOptions, also: str = "") -> None:
-    """Say where the report is, and what lies beside it, unless hints are left out."""
-    if not printing.quiet:
+def say_report(report: Path | None, printing: PrintOptions, also: str = "") -> None:
+    """Say where the report is, and what lies beside it, unless there is none or hints are left out."""
+    if report is not None and not printing.quiet:
         say("")
         if also:
             say_where(also, report.parent)
@@ -93,22 +92,17 @@ def show_run(
 ) -> None:
     """Print a run: a table of one metric's curves, sentences about them, and where the report is; or as JSON.
 
-    Args:
-        run: What was measured.
-        metric: The metric of the table.
-        sentences: Said below the table.
-        report: The path of the report; None if there is none.
-        printing: Whether as JSON, and whether hints are left out.
-        threshold: Below it tokens count as uniform; adds a column.
-        more: In JSON, further entries beside the manifest and the table.
+    In JSON, `more` stands beside manifest and table. Below `threshold` tokens count as uniform: a column says where.
     """
+    from rankscope.profiles.sections import ends_table
+
     if printing.as_json:
         manifest = run.manifest.to_dict()
         return machine({"manifest": manifest, **(more or {}), "table": run.table.to_dicts()})
-    console().print(curves_table(run.views(metric), threshold))
+    ends = ends_table(run.views(metric), threshold)
+    show_tables(replace(ends, headings=["variant", *ends.headings[1:]]), *run.spread(metric))
     say(*random_weights_lines(run.manifest), *fallback_lines(run), "", *sentences)
-    if report:
-        say_report(report, printing)
+    say_report(report, printing)
 
 
 def machine(value: Any) -> None:
@@ -214,65 +208,12 @@ def steps(quiet: bool, weights: Sequence[float]) -> Iterator[Callable[[str], Tel
         yield step
 
 
-def sparkline(values: Sequence[float | None], limits: tuple[float, float] | None = None) -> str:
-    """One character per value, from the lowest (or 0) to the highest; a gap where there is none.
-
-    >>> sparkline([1.0, 0.5, 0.0])
-    '█▅▁'
-    """
-    low, high = limits or _limits(values)
-    span = high - low or 1.0
-    return "".join(BLOCKS[round((value - low) / span * 7)] if _is_finite(value) else " " for value in values)
-
-
-def sparklines(*logs: Sequence[float | None]) -> list[str]:
-    """Several curves of log10 on one scale.
-
-    >>> sparklines([0.0, -4.0], [0.0, -2.0])
-    ['█▁', '█▅']
-    """
-    curves = [thinned(curve) for curve in logs]
-    flat = [value for curve in curves for value in curve]
-    heights = scaled_for_sparkline(flat, len(flat))
-    limits, rest = _limits(heights), iter(heights)
-    return [sparkline([*islice(rest, len(curve))], limits) for curve in curves]
-
-
-def _limits(values: Sequence[float | None]) -> tuple[float, float]:
-    known = [0.0, *filter(_is_finite, values)]
-    return min(known), max(known)
-
-
-def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:
-    """At most `most` of the values, evenly spread, the first and the last among them."""
-    if len(values) <= most:
-        return values
-    return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
-
-
-def scaled_for_sparkline(logs: Sequence[float | None], most: int = 13) -> list[float]:
-    """Heights for a sparkline: values over up to two decades, logs over up to fifty, else logs of logs."""
-    thin = [k if _is_finite(k) else math.nan for k in thinned(logs, most)]
-    known = [k for k in thin if math.isfinite(k)]
-    span = max(known) - min(known) if known else 0.0
-    if span < 2:
-        top = max(known, default=0.0)  # a sparkline has no unit: values beyond floating point are drawn too
-        return [10.0 ** (k - top) for k in thin]
-    if span < 50:
-        return thin
-    return [math.copysign(math.log1p(abs(k)), k) for k in thin]
-
-
-def _is_finite(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
-
-
 def titled(title: str, caption: str = "", words: Sequence[str] = (), numbers: Sequence[str] = ()) -> Table:
     """A table with columns of words, which fold, and of numbers, which do not.
 
-    It is as wide as its title at least, where the terminal is: a title that breaks reads badly.
+    It is as wide as its title at least, and short lines of its caption, where the terminal is: they read badly broken.
     """
-    widest = max(len(line) for line in (title, *caption.split("\n")))
+    widest = max(len(line) for line in (title, *caption.split("\n")) if line == title or len(line) < SHORT)
     table = Table(
         title=title, title_justify="left", caption=caption or None, caption_justify="left", box=None,
         min_width=min(widest, console().width),
@@ -284,52 +225,45 @@ def titled(title: str, caption: str = "", words: Sequence[str] = (), numbers: Se
     return table
 
 
-def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) -> Table:
-    """A line for each curve: its shape, its ends, and the layer from which on it is below its floor.
+def show_tables(*tables: "SectionTable") -> None:
+    """Print tables of sections, an empty line between them; see `tabular`."""
+    for index, table in enumerate(tables):
+        say(*([""] if index else []))
+        console().print(tabular(table))
 
-    Of a corpus quartiles stand beneath the ends; with a threshold, there is the layer from which on tokens
-    are uniform.
+
+def tabular(table: "SectionTable", curves_at: int = 1) -> Table:
+    """A table of a section for the terminal: words fold, numbers do not, curves are a column at `curves_at`.
+
+    Where there is little room, columns that the table can spare are left out; of too many rows some are shown, evenly.
     """
-    from rankscope.figures import power
-    from rankscope.metrics import is_share, symbol_of
-    from rankscope.profiles import zeros_note
+    from rankscope.figures import thinned
 
-    metric, several = curves[0].metric, len({curve.arithmetic for curve in curves}) > 1
-    median = all(len(curve.log10_bands) > 1 for curve in curves)
-    threshold = threshold if is_share(metric) else None
-    depths = len({curve.depth for curve in curves}) > 1
-    notes = ["Beneath each median the quartiles." if median else "", zeros_note(curves)]
-    notes += [] if threshold is None else [f"uniform: below {threshold:g} from that layer on"]
-    title = f"{metric}: {symbol_of(metric)}, {curves[0].statistic}"
-    table = titled(title, "\n".join(filter(None, notes)))
-    noisy = any(curve.floor_from is not None for curve in curves)
-    few = several or (noisy and threshold is not None)
-    apart = several and threshold is None  # where there is more to say, arithmetics stand with the names
-    table.add_column("variant", overflow="fold")
-    if apart:
-        table.add_column("arithmetic", no_wrap=True)
-    table.add_column(f"layers {curves[0].first} →", no_wrap=True)
-    for heading in ("first", "last") if few else ("first", "middle", "last"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    columns = (("layers", depths), ("uniform", threshold is not None), ("at floor", noisy))
-    for heading, shown in columns:
-        if shown:
-            table.add_column(heading, no_wrap=True)
-    for curve in curves:
-        first, middle = curve.first, (curve.first + curve.depth + 1) // 2
-        cells = []
-        for layer in (first, curve.depth) if few else (first, middle, curve.depth):
-            low, high = (power(float(side[layer])) for side in curve.log10_bands[-1]) if median else ("", "")
-            line = "\n" if len(low) + len(high) > 12 else ""
-            cells.append(Text.assemble(power(float(curve.log10[layer])), (f"\n{low}–{line}{high}" * median, "dim")))
-        uniform = None if threshold is None else curve.uniform_from(threshold)
-        table.add_row(
-            curve.variant if apart else curve.name,
-            *([curve.arithmetic] if apart else []),
-            sparkline(scaled_for_sparkline(curve.log10[first:].tolist())),
-            *cells,
-            *([str(curve.depth)] if depths else []),
-            *([] if threshold is None else ["no" if uniform is None else f"from {uniform}"]),
-            *(["" if curve.floor_from is None else f"from {curve.floor_from}"] if noisy else []),
-        )
-    return table
+    rows = [
+        [f"{cell}{' ○' * ((row, column) in table.marked)}" for column, cell in enumerate(cells)]
+        for row, cells in enumerate(table.rows)
+    ]
+    headings, (of_curves, curves) = [*table.headings], table.curves
+    if curves:
+        for cells, curve in zip((headings, *rows), (of_curves, *curves), strict=True):
+            cells.insert(curves_at, curve)
+    note = "\n".join(filter(None, [table.note, f"{MOST_ROWS} of {len(rows)} rows." * (len(rows) > MOST_ROWS)]))
+    columns = [(heading, [row[k] for row in thinned(rows, MOST_ROWS)]) for k, heading in enumerate(headings)]
+    widths = {
+        heading: max(len(line) for cell in (heading, *of) for line in cell.split("\n")) for heading, of in columns
+    }
+    for heading in table.spare:
+        if sum(2 + min(width, FOLDED) for width in widths.values()) > console().width:
+            widths.pop(heading, None)
+    shown = [(heading, cells) for heading, cells in columns if heading in widths]
+    made = titled(table.title, note)
+    made.title = table.title or None
+    for index, (heading, cells) in enumerate(shown):
+        numbers = all(cell.lstrip("+-").isdigit() for cell in cells) or (index > 0 and widths[heading] <= FOLDED)
+        if numbers and heading != of_curves:
+            made.add_column(heading, justify="right", no_wrap=True)
+        else:
+            made.add_column(heading, no_wrap=heading == of_curves, overflow="fold")
+    for row in zip(*(cells for _, cells in shown), strict=True):
+        made.add_row(*row)
+    return made

@@ -1,17 +1,10 @@
 """`rankscope spikes`: the loss spikes of a training, and which signals moved before them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.show import console, machine, say, say_where, titled
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from rankscope.trainings import Spikes
-
-SHOWN = 12  # Signals that are shown before each spike
+from rankscope.cli.show import machine, say, say_where, show_tables
 
 
 def spikes(
@@ -30,67 +23,30 @@ def spikes(
     RUN is what a [bold]Monitor[/bold] wrote, a folder of TensorBoard, or a table by step (CSV, Parquet, JSON lines),
     as W&B exports it. How often a signal does the same when nothing follows is its chance.
     """
+    from rankscope.errors import FileError, require
+    from rankscope.files import atomic, writable_folder
     from rankscope.trainings import order_of_events, read_signals
     from rankscope.trainings.signals import split_loss
 
     opt.require_positive(deviations=deviations)
-    if results.output is not None:
-        _keep_sources(sources, results.output)
+    folder, names = results.output, ("spikes.csv", "events.csv")
+    for path in () if folder is None else (folder / name for name in names):
+        sentence = f"{path} is read here and would be written over: give -o another folder"
+        read = {source.resolve() for source in sources}
+        require(path.resolve() not in read, sentence, FileError, str(path))
     of_loss, signals = split_loss(read_signals(sources), loss)
     report = order_of_events(of_loss, signals, window=window, deviations=deviations)
-    if results.output is not None:
-        _write(results.output, report)
+    if folder is not None:
+        writable_folder(folder)
+        for name, rows in zip(names, report.tables.values(), strict=True):
+            with atomic(folder / name) as temporary:
+                rows.write_csv(temporary)
     if results.as_json:
         told = {"score": report.score, "spikes": [spike._asdict() for spike in report.spikes]}
         return machine({**told, "events": report.events.to_dicts(), "sentences": report.sentences})
     say(*report.sentences)
-    for index, spike in enumerate(report.spikes):
-        table = _table(report, index)
-        if table.row_count:
-            say("")
-            console().print(f"Before step {spike.first}", style="bold")
-            console().print(table)
-    if results.output is not None:
-        say_where("Spikes and events", results.output)
-
-
-def _table(report: "Spikes", index: int) -> "Table":
-    """Signals that left their band before a spike, the earliest first."""
-    import polars as pl
-
-    events = report.events.filter(pl.col("spike") == index)
-    caption = f"{events.height - SHOWN} more: --json has all" if events.height > SHOWN else ""
-    words, numbers = ["signal", "layer", ""], ["step", "lead", "distance", "chance", "adjusted"]
-    table = titled("what left its band, the earliest first", caption, words, numbers)
-    for row in events.head(SHOWN).iter_rows(named=True):
-        layer = "" if row["layer"] is None else str(row["layer"]) + ("" if row["head"] is None else f".{row['head']}")
-        way = "up" if row["direction"] > 0 else "down"
-        table.add_row(
-            row["signal"], layer, way, str(row["step"]), str(row["lead"]), f"{row['distance']:.1f}",
-            f"{row['chance']:.2g}", f"{row['adjusted']:.2g}",
-        )  # fmt: skip
-    return table
-
-
-def _written(folder: Path) -> tuple[Path, Path]:
-    return folder / "spikes.csv", folder / "events.csv"
-
-
-def _keep_sources(sources: list[Path], folder: Path) -> None:
-    """Refuse a folder in which a table that is read here would be written over."""
-    from rankscope.errors import FileError
-
-    read = {source.resolve() for source in sources}
-    for path in _written(folder):
-        if path.resolve() in read:
-            raise FileError(f"{path} is read here and would be written over: give -o another folder", subject=str(path))
-
-
-def _write(folder: Path, report: "Spikes") -> None:
-    """Put the spikes and the events into a folder, as CSV."""
-    from rankscope.files import atomic, writable_folder
-
-    writable_folder(folder)
-    for path, table in zip(_written(folder), report.tables.values(), strict=True):
-        with atomic(path) as temporary:
-            table.write_csv(temporary)
+    for shown in (table for section in report.sections() for table in section.tables):
+        say("")
+        show_tables(shown)
+    if folder is not None:
+        say_where("Spikes and events", folder)

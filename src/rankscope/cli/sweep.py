@@ -2,20 +2,12 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import command_line
 from rankscope.cli.output import require_report
-from rankscope.cli.show import Interruption, complain, console, machine, progress, say, say_where, titled
-
-if TYPE_CHECKING:
-    import polars as pl
-    from rich.table import Table
-
-    from rankscope.engine import Sweep
-
-SHOWN = 8  # Cells at either end of the table, and failures, that are printed
+from rankscope.cli.show import Interruption, complain, machine, progress, say, say_where, show_tables
 
 
 @dataclass(frozen=True)
@@ -44,6 +36,8 @@ def sweep(
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as run_sweep
     from rankscope.errors import SweepError
+    from rankscope.figures import save
+    from rankscope.report import write_report
 
     require_report()
     folder = results.output or Path("runs") / spec.stem
@@ -72,77 +66,18 @@ def sweep(
         if not total:
             raise
         raise Interruption(f"after {done:,} of {total:,} cells; the same command resumes from there") from stop
-    report = write_figures(result)
+    if len(result.table):
+        save(result.plot(), folder / "figure")
+    report = write_report([folder], folder / "report.html")
     if results.as_json:
         machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
     else:
-        _show(result, folder, report, results.quiet)
+        tables = [table for section in result.sections() for table in section.tables]
+        show_tables(*(table for table in tables if not table.keys))
+        say("", result.overview().sentence)
+        if not results.quiet:
+            say_where("Table", folder / "sweep.parquet")
+            say_where("Report", report)
     if len(result.failed) == total:
         kept = f"{folder} has the reasons"
         raise SweepError(f"at least one of {total:,} cells must have numbers; all failed: {kept}", subject=str(spec))
-
-
-def _show(result: "Sweep", folder: Path, report: Path, quiet: bool) -> None:
-    """Print the cells, which of them failed and why, and where everything is."""
-    if len(result.table):
-        console().print(cells_table(result))
-    for row in result.failed.head(SHOWN).iter_rows(named=True):
-        say(f"Cell {row['cell']} failed: {row['reason']}")
-    if len(result.failed) > SHOWN:
-        say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).tables['cells'].")
-    if not quiet:
-        say_where("Table", folder / "sweep.parquet")
-        say_where("Report", report)
-
-
-def write_figures(result: "Sweep") -> Path:
-    """Write the figure and the report beside the tables of a sweep; the report's path."""
-    from rankscope.figures import save
-    from rankscope.report import write_report
-
-    if len(result.table):
-        save(result.plot(), result.run / "figure")
-    return write_report([result.run], result.run / "report.html")
-
-
-def cells_table(result: "Sweep") -> "Table":
-    """The first metric of each cell at its last layer, the smallest first: all cells, or both ends."""
-    rows, metric = last_layers(result)
-    varied = [factor for factor in result.varied if factor in rows.columns]
-    noise = " ○ at its floor: rounding noise." if rows["noise"].any() else ""
-    noise += " nan: no number, as after an overflow." if rows["value"].is_nan().any() else ""
-    table = titled(metric, f"At the last layer, the mean over samples; {len(rows)} cells, the least first.{noise}")
-    for heading in (*varied, "log10", metric):
-        table.add_column(heading, justify="right")
-    cells: list[tuple[str, ...]] = [
-        (*(_word(row[factor]) for factor in varied), f"{row['log10']:.3g}", f"{row['value']:.4g}{' ○' * row['noise']}")
-        for row in rows.iter_rows(named=True)
-    ]
-    if len(cells) > 2 * SHOWN:
-        cells[SHOWN:-SHOWN] = [("…",) * (len(varied) + 2)]
-    for cell in cells:
-        table.add_row(*cell)
-    return table
-
-
-def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:
-    """A row for each cell (factors, and the first metric at its last layer), and the name of the metric."""
-    import polars as pl
-
-    from rankscope.engine.views import metrics_of
-
-    metric = metrics_of(result.manifest)[0]
-    rows = result.table.filter(metric=metric)
-    rows = rows.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
-    factors = [factor for factor in result.factors if factor != "cell"]
-    means = rows.group_by("cell", maintain_order=True).agg(
-        *(pl.col(factor).first() for factor in factors),
-        pl.col("value").mean(),
-        pl.col("log10").mean(),
-        (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
-    )
-    return means.sort("log10", "cell"), metric
-
-
-def _word(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

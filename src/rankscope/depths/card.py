@@ -22,7 +22,17 @@ from rankscope.depths.readings import read_forward
 from rankscope.depths.removals import Removals
 from rankscope.depths.summary import EffectiveDepth, effective_depths, means, sentence_of
 from rankscope.depths.tables import SCHEMAS, sample_tables
-from rankscope.depths.views import ALL_LAYER_COLUMNS, LAYER_COLUMNS, MARKED_COLUMNS, NOISE, Row, norms_sentence
+from rankscope.depths.views import (
+    ALL_LAYER_COLUMNS,
+    HEAD_COLUMNS,
+    LAYER_COLUMNS,
+    LEAVES,
+    MARKED_COLUMNS,
+    NOISE,
+    SHOWN_HEADS,
+    Row,
+    norms_sentence,
+)
 from rankscope.errors import PathError
 from rankscope.extras import counted
 from rankscope.figures import Chart
@@ -133,13 +143,26 @@ class DepthCard(Result):
             for heading, mark in MARKED_COLUMNS.items() if values[mark]
         }  # fmt: skip
         cells = [[cell.removesuffix(NOISE) for cell in row] for row in self._rows(ALL_LAYER_COLUMNS)]
-        rows = [[effective.name.replace("_", " "), "–" if effective.value is None else f"{effective.value:.3g}",
-                 effective.definition] for effective in self.effective_depths]  # fmt: skip
+        rows = [
+            [effective.name.replace("_", " "),
+             "–" if effective.value is None else f"{effective.value:.3g} of {effective.layers}", effective.definition]
+            for effective in self.effective_depths
+        ]  # fmt: skip
         tables = [
-            Table("Layers", headings, cells, marked, sentence("depth", "layers")),
+            Table("Layers", headings, cells, marked, sentence("depth", "layers"), spare=LEAVES),
             Table("Effective depth", ["", "layers", "what it is"], rows, wordy=True),
+            *self._heads(),
         ]
         return [Section("Which layers and heads the output needs", lead, [plot], tables, key="depth")]
+
+    def _heads(self) -> list[Table]:
+        """The heads without which the output changes most, and least; none where no run lacked one."""
+        known = self.heads.filter(self.heads["lost"].is_not_null()).sort("lost", descending=True).to_dicts()
+        some = len(known) > 2 * SHOWN_HEADS
+        shown = known[:SHOWN_HEADS] + known[-SHOWN_HEADS:] if some else known
+        note = sentence("depth", "most", count=SHOWN_HEADS) * some + sentence("depth", "counted")
+        rows = [[cell(row) for cell in HEAD_COLUMNS.values()] for row in shown]
+        return [Table("Heads, mean over samples", list(HEAD_COLUMNS), rows, note=note, spare=LEAVES)] if known else []
 
     def _rows(self, columns: Mapping[str, Callable[[Row], str]]) -> list[list[str]]:
         return [[cell(row) for cell in columns.values()] for row in self.layers.iter_rows(named=True)]

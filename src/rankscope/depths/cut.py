@@ -34,7 +34,7 @@ from rankscope.shapes import Bool, Float
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
 SEARCHES = ("one_shot", "greedy", "exact")
-MOST_SETS = 5000  # Sets of layers that an exact search scores at most
+MOST_SETS, BEST = 5000, 5  # Sets of layers that an exact search scores at most, and those that are shown
 Progress = Callable[[int, int], None]
 Tokens = Float[Tensor, "batch token width"]
 
@@ -136,10 +136,21 @@ class Cut(Result):
 
     def sections(self) -> list[Section]:
         """What was taken out, and the scores of what could go."""
-        columns, shown = self.scores.columns, self.scores.sort("score") if self.search == "exact" else self.scores
+        shown, note = self.scores, ""
+        if self.search == "exact":
+            shown, note = (
+                shown.sort("score").head(BEST),
+                f"The lowest {BEST} of {shown.height} sets of layers that could go.",
+            )
+        elif not self.heads:
+            turns = {layer: str(turn) for turn, layer in enumerate(self.layers, 1)}
+            goes = pl.col("layer").replace_strict(turns, default="", return_dtype=pl.String).alias("goes")
+            shown = shown.filter(pl.col("round") == 1).drop("round").with_columns(goes)
+            note = "Scores before the first went; then the rest was scored anew." if self.search == "greedy" else ""
         rows = [[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in shown.rows()]
+        table = Table(f"How much is needed, by {self.by}", shown.columns, rows, note=note)
         sentence = f"{self.sentence[0].upper()}{self.sentence[1:]}."
-        return [Section("What was taken out", sentence, tables=[Table("Scores", columns, rows)])]
+        return [Section("What was taken out", sentence, tables=[table])]
 
     def save_model(self, folder: str | Path, model: nn.Module | None = None) -> Any:
         """Write the smaller model into a new or empty folder that transformers loads, and return it.

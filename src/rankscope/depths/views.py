@@ -1,6 +1,6 @@
 """A depth card as text: the cells of its tables, the same in a terminal, a notebook and the report."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
@@ -8,6 +8,7 @@ import polars as pl
 from rankscope.depths.summary import in_percent
 
 Row = Mapping[str, Any]
+SHOWN_HEADS = 5  # Heads that are shown at either end
 NOISE = " ○"  # After a number that rounding may have decided
 
 
@@ -64,22 +65,6 @@ MARKED_COLUMNS = {"lost": "lost_below_floor", "of res": "lost_residual_below_flo
 """Headings whose numbers rounding may have decided, with the column of a card's table that says so."""
 LEAVES = ("sinks", "biases", "MLP", "attention", "entropy", "sink", "rank", "influence", "cosine")
 """The columns that go where there is little room, in this order."""
-
-
-def columns_in(width: int, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> dict[str, list[str]]:
-    """The cells of a table by heading, as many columns as a width has room for: none is cut, some are left out.
-
-    Args:
-        width: Characters across.
-        rows: The rows of a card's table.
-        columns: `HEAD_COLUMNS`, or those of layers.
-    """
-    cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
-    needs = {heading: 2 + max(map(len, (heading, *column))) for heading, column in cells.items()}
-    for heading in LEAVES:
-        if sum(needs.values()) > width:
-            needs.pop(heading, None)
-    return {heading: cells[heading] for heading in needs}
 
 
 def norms_sentence(norms: pl.DataFrame) -> str:

@@ -102,10 +102,11 @@ def ends_table(view: SweepView) -> Table:
         for row in part.iter_rows(named=True)
     ]
     marked = _noise(view, [int(row) for _, part in parts for row in part["row"]], len(view.varied) + 2)
-    return Table(
-        f"Least and most {view.metric}", ["", "cell", *view.varied, view.metric], rows, marked,
-        "○ at or below the floor." if marked else "",
-    )  # fmt: skip
+    lost = len(view.cells) - len(known)
+    notes = ["At the last layer, the mean over samples.", "○ at or below the floor." if marked else ""]
+    notes.append(f"{counted(lost, 'cell')} without a number, as after an overflow." if lost else "")
+    headings = ["", "cell", *view.varied, view.metric]
+    return Table(f"Least and most {view.metric}", headings, rows, marked, " ".join(filter(None, notes)))
 
 
 def _cells(swept: Swept) -> Table:

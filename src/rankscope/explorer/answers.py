@@ -1,4 +1,5 @@
-"""The answer to a page: the curve, the cloud, paths and bounds, each as soon as it is computed.
+"""The answer to a page: one measurement under its controls, in deviation arithmetic (`measure_page`), and of it the
+curve, the cloud, paths and bounds, each as soon as it is computed.
 
 Figures show the page's controls and those of its pins. Results are kept for a while, so that a pin costs
 nothing; they hold their network, so they are dropped when `NetworkCache` drops it.
@@ -7,27 +8,33 @@ nothing; they hold their network, so they are dropped when `NetworkCache` drops 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import polars as pl
 import torch
+from torch import Tensor
 
-from rankscope.errors import RankscopeError
-from rankscope.explorer.controls import Controls, PageRequest, in_page_words
+from rankscope.errors import RankscopeError, SettingError, require
+from rankscope.explorer.controls import RANDOM, Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
-from rankscope.explorer.measurement import PageMeasurement, measure_page
-from rankscope.explorer.network_cache import NetworkCache, sizes
+from rankscope.explorer.network_cache import NetworkCache, chosen_remedies, sizes
 from rankscope.figures.escaping import plain
 from rankscope.figures.page import page_figure
+from rankscope.metrics import chosen_metrics
+from rankscope.nets import Transformer
 from rankscope.paths import carried, decompose
 from rankscope.paths.figures import lengths_chart
-from rankscope.profiles import Profile, cloud_chart, cloud_rows, curves_chart
+from rankscope.profiles import MetricReader, Profile, ResidualShape, ShapeReader, one_pass, readings_table
+from rankscope.profiles.cloud import cloud_rows
+from rankscope.profiles.figures import cloud_chart, curves_chart
 from rankscope.profiles.verdict import sentence
+from rankscope.runs import Manifest, Network
 from rankscope.theory import THEOREMS, BoundView, Certificates, certify
 from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import EXACT, RANK, bounds_sentence
 
+METRICS = ("relative_residual", "relative_mu")
 MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls
 NOW = "now"
 PANEL_WIDTH = 150  # pixels that a panel of the cloud needs across
@@ -36,6 +43,67 @@ MOST_PATH_WORK = 2.5e10  # multiplications of a sum over paths that the page wai
 
 Check = Callable[[], None]
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class PageMeasurement:
+    """What the curve and the cloud of the page are drawn from."""
+
+    controls: Controls
+    net: Transformer  # The network with all controls applied
+    X: Tensor
+    words: list[str]  # The tokens as text
+    rows: pl.DataFrame  # As `Profile.table` has them, of a variant without a name
+    arithmetic: str
+    shapes: list[ResidualShape]
+
+    def profile(self, name: str) -> Profile:
+        """The readings as a profile whose variant has this name."""
+        network = Network(variant=name, arithmetic=self.arithmetic, metrics=tuple(METRICS))
+        return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), Manifest(networks=(network,)))
+
+    def curve(self, name: str = "relative_residual", column: str = "log10") -> list[float]:
+        """The values of a metric, layer by layer."""
+        return self.rows.filter(metric=name).sort("layer")[column].to_list()
+
+    @property
+    def input_key(self) -> tuple[object, ...]:
+        """A key that is equal for measurements that begin with the same tokens."""
+        shape = self.controls.shape if self.controls.model == RANDOM else None
+        return (self.controls.model, shape, self.controls.text, self.controls.tokens)
+
+
+def network_with(net: Transformer, controls: Controls) -> Transformer:
+    """The network with its parts as the controls have them, on the same weights.
+
+    Remedies are on it already (`NetworkCache.network`).
+    """
+    for remedy in chosen_remedies(controls):
+        if getattr(remedy, "sets_skip", False) and controls.skip is not None:
+            both = f"{remedy.name} sets the weight of the skip, and so does skip {controls.skip:g}"
+            raise SettingError(f"{both}: take one of them out", subject="skip")
+    if controls.layers is not None:
+        net = net.variant(layers=controls.layers)
+    mask = controls.mask
+    if controls.window is not None:
+        masks = str(net.arch.mask if mask is None else mask).split(";")
+        mask = ";".join(f"{layer_mask}&window:{controls.window}" for layer_mask in masks)
+    scaled = (net.arch.divisor if controls.divisor is None else controls.divisor) * controls.temperature
+    divisor = None if scaled == net.arch.divisor else scaled
+    return net.variant(skip=controls.skip, mlp=controls.mlp, norm=controls.norm, mask=mask, divisor=divisor)
+
+
+def measure_page(base: Transformer, controls: Controls, check: Callable[[], None]) -> PageMeasurement:
+    """Measure a network under these controls; `check` is called between layers and may raise."""
+    require(controls.text.strip(), "there is no text to measure yet: write a few words", SettingError, "text")
+    net = network_with(base, controls)
+    X, _ = net.encode([controls.text], controls.tokens)
+    check()
+    (words,) = net.words([controls.text], controls.tokens)
+    metrics, shapes = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
+    result = one_pass(net, X, readers=[metrics, shapes], progress=lambda *_: check(), check=True)
+    rows = readings_table(metrics.result(), "", result.arithmetic)
+    return PageMeasurement(controls, net, X, words, rows, result.arithmetic, shapes.result())
 
 
 class Answers:

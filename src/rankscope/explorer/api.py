@@ -24,12 +24,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from rankscope.errors import BusyError, LateError, RankscopeError
-from rankscope.explorer import controls, pages
+from rankscope.explorer import controls
 from rankscope.explorer.answers import Answers, page_sentence
 from rankscope.explorer.forecast_panel import FORECAST_SECONDS, ForecastPanel
-from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Jobs, PageJob, Work
 from rankscope.explorer.network_cache import MOST_REMEDIES, NetworkCache, described_remedies
+from rankscope.explorer.page import Guard, add_pages
 from rankscope.theory import THEOREMS
 
 MOST_BYTES = 64 * 1024  # of a request
@@ -52,7 +52,7 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
         jobs.close()
 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    pages.add_pages(api, "index.html")
+    add_pages(api, "index.html")
 
     @api.get("/api/networks")
     async def described() -> dict[str, Any]:
@@ -68,12 +68,12 @@ def app(networks: NetworkCache, port: int, jobs: Jobs | None = None, patience: f
 
     @api.post("/api/answer")
     async def answer(request: Request) -> Response:
-        page_request = controls.read_request(await _body(request, patience))
+        page_request = controls.read_request(await _body(request, patience), controls.PageRequest)
         return await _answer(lambda job: answers.parts(page_request, job.check), jobs, _visitor(request), request)
 
     @api.post("/api/forecast")
     async def forecast(request: Request) -> Response:
-        asked = controls.read_forecast_request(await _body(request, patience))
+        asked = controls.read_request(await _body(request, patience), controls.ForecastRequest)
         return await _answer(lambda job: panel.parts(asked, job.check), forecasts, _visitor(request), request)
 
     @api.exception_handler(RankscopeError)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rankscope.errors import SettingError
+from rankscope.errors import SettingError, require
 from rankscope.nets import Architecture
 
 RANDOM = "random"  # the name of a network that is drawn at random, of the shape that comes with it
@@ -60,9 +60,8 @@ class RandomShape(_Strict):
 
     def architecture(self) -> Architecture:
         """The architecture of this shape; numbers that do not fit together are refused."""
-        if self.width % self.heads:
-            sentence = f"width must be a multiple of the number of heads; got width {self.width} and {self.heads} heads"
-            raise SettingError(sentence, subject="shape.width")
+        sentence = f"width must be a multiple of the number of heads; got width {self.width} and {self.heads} heads"
+        require(self.width % self.heads == 0, sentence, SettingError, "shape.width")
         if self.positions == "rotary" and self.width // self.heads % 2:
             came = f"{self.width} / {self.heads} = {self.width // self.heads}"
             sentence = f"rotary positions turn coordinates in pairs, so width / heads must be even; got {came}"
@@ -70,12 +69,11 @@ class RandomShape(_Strict):
         same = self.model_dump(include={"layers", "width", "heads", "mlp", "norm", "positions", "parallel"})
         arch = Architecture(norm_place=self.place, **same)
         weights = self.layers * self.width * (4 * self.width + (3 if self.mlp == "gated" else 2) * arch.mlp_width)
-        if weights > MOST_WEIGHTS:
-            raise SettingError(
-                f"a random network may have {MOST_WEIGHTS / 1e6:.0f} million weights here; {self.layers} layers of "
-                f"width {self.width} have {weights / 1e6:.0f}: take fewer or narrower layers",
-                subject="shape.layers",
-            )
+        sentence = (
+            f"a random network may have {MOST_WEIGHTS / 1e6:.0f} million weights here; {self.layers} layers of "
+            f"width {self.width} have {weights / 1e6:.0f}: take fewer or narrower layers"
+        )
+        require(weights <= MOST_WEIGHTS, sentence, SettingError, "shape.layers")
         return arch
 
 
@@ -141,17 +139,8 @@ class ForecastRequest(_Strict):
 Asked = TypeVar("Asked", bound=_Strict)
 
 
-def read_request(body: bytes) -> PageRequest:
-    """Read a request from its JSON; the error's sentence says what is wrong with it."""
-    return _read(body, PageRequest)
-
-
-def read_forecast_request(body: bytes) -> ForecastRequest:
-    """Read a request for a forecast from its JSON; the error's sentence says what is wrong with it."""
-    return _read(body, ForecastRequest)
-
-
-def _read(body: bytes, kind: type[Asked]) -> Asked:
+def read_request(body: bytes, kind: type[Asked]) -> Asked:
+    """Read a request of this kind from its JSON; the error's sentence says what is wrong with it."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

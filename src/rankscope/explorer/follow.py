@@ -23,8 +23,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from rankscope.errors import RankscopeError
-from rankscope.explorer import pages
-from rankscope.explorer.guard import Guard
+from rankscope.explorer.page import Guard, add_pages
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
 from rankscope.trainings import Spikes, TrainingRun, find_spikes, read_training
@@ -40,7 +39,7 @@ LONGER = 1.1  # A run that is so many times as long has more quiet steps: chance
 def app(folders: Sequence[str | Path], port: int, metric: str | None = None) -> Guard:
     """The page of the training runs in these folders, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    pages.add_pages(api, "follow.html")
+    add_pages(api, "follow.html")
     lock, known = Lock(), KnownEvents()
 
     @lru_cache(maxsize=len(folders))

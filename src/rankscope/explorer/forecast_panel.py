@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import LateError, RankscopeError
-from rankscope.explorer.answers import page_sentence
+from rankscope.explorer.answers import network_with, page_sentence
 from rankscope.explorer.controls import Controls, ForecastRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode, JobCancelled
-from rankscope.explorer.measurement import network_with
 from rankscope.explorer.network_cache import NetworkCache
 from rankscope.forecasts import Forecast, Mend, forecast
 from rankscope.forecasts.changes import PARTS
@@ -126,13 +125,8 @@ class _OutOfTime(BaseException):
 
 
 def _answer(forecast_now: Callable[[], Forecast], controls: Controls, base_depth: int) -> dict[str, Any]:
-    """The numbers and sentences of a forecast, or a sentence that says why there is none.
-
-    Args:
-        forecast_now: Makes the forecast.
-        controls: Of the network.
-        base_depth: The layers that the network has of its own.
-    """
+    """The numbers and sentences of a forecast, or a sentence that says why there is none; the network has `base_depth`
+    layers of its own."""
     try:
         result = forecast_now()
     except RankscopeError as error:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from rankscope.errors import SettingError, one_of
+from rankscope.errors import SettingError, require, require_one_of
 from rankscope.explorer.controls import RANDOM, Controls, RandomShape
 from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
@@ -101,8 +101,7 @@ class NetworkCache:
         """The network without remedies."""
         if controls.model == RANDOM:
             return self._random_network(controls.shape)
-        if controls.model not in self.names:
-            raise SettingError(one_of("model", controls.model, self.names), subject="model")
+        require_one_of("model", controls.model, self.names, SettingError)
         if controls.model not in self._nets:
             self._nets[controls.model] = self._load(controls.model)
         return self._nets[controls.model]
@@ -149,14 +148,13 @@ def described_remedies() -> list[dict[str, Any]]:
 def chosen_remedies(controls: Controls) -> list[Remedy]:
     """The remedies of these controls; too many, or one with too large a number, are refused."""
     specs = [] if controls.remedies is None else controls.remedies.split(";")
-    if len(specs) > MOST_REMEDIES:
-        raise SettingError(f"remedies must be {MOST_REMEDIES} at most; got {len(specs)}", subject="remedies")
+    sentence = f"remedies must be {MOST_REMEDIES} at most; got {len(specs)}"
+    require(len(specs) <= MOST_REMEDIES, sentence, SettingError, "remedies")
     chosen: list[Remedy] = [remedy(spec) for spec in specs]
     options = [(built, field.name, getattr(built, field.name)) for built in chosen for field in fields(built)]  # type: ignore[arg-type]
     for built, name, value in options:
-        if abs(value) > LARGEST_OPTION:
-            limits = f"from {-LARGEST_OPTION:g} to {LARGEST_OPTION:g}"
-            raise SettingError(f"{name} of {built.name} must be {limits} here; got {value:g}", subject="remedies")
+        must = f"{name} of {built.name} must be from {-LARGEST_OPTION:g} to {LARGEST_OPTION:g} here; got {value:g}"
+        require(abs(value) <= LARGEST_OPTION, must, SettingError, "remedies")
     return chosen
 
 

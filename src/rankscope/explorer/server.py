@@ -16,11 +16,11 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankscope.errors import ExplorerError
-from rankscope.explorer.guard import Guard
 
 if TYPE_CHECKING:
     from rankscope.explorer.jobs import Jobs
     from rankscope.explorer.network_cache import NetworkCache
+    from rankscope.explorer.page import Guard
 
 LOOPBACK = "127.0.0.1"
 REQUEST_SECONDS = 10.0  # within which a request must have arrived, head and body
@@ -44,7 +44,7 @@ def bind_port(port: int) -> socket.socket:
     return listening
 
 
-def make_server(asgi: Guard, jobs: "Jobs | None" = None, patience: float = REQUEST_SECONDS) -> uvicorn.Server:
+def make_server(asgi: "Guard", jobs: "Jobs | None" = None, patience: float = REQUEST_SECONDS) -> uvicorn.Server:
     """The uvicorn server of an app, to be run with `server.run(sockets=[bind_port(0)])`.
 
     `jobs` are its computations, if it has any, which end with it. `patience` is how many seconds it waits for a
@@ -74,7 +74,7 @@ def serve(networks: "NetworkCache", listening: socket.socket, page: str | None =
     serve_forever(app(networks, listening.getsockname()[1], jobs), listening, page, jobs)
 
 
-def serve_forever(asgi: Guard, listening: socket.socket, page: str | None = None, jobs: "Jobs | None" = None) -> None:
+def serve_forever(asgi: "Guard", listening: socket.socket, page: str | None = None, jobs: "Jobs | None" = None) -> None:
     """Run an app until Ctrl-C, and open a browser at `page`."""
     server = make_server(asgi, jobs)
     if page is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.figures.description import *  # noqa: F403  the names of its __all__
 from rankscope.figures.description import __all__ as _described
 from rankscope.figures.powers import DEEP
+from rankscope.figures.sparklines import sparkline, sparklines, thinned
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE, evenly, line_style
 from rankscope.figures.text import label, power, tick
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     *_described, "DEEP", "FAINT", "INK", "MARKERS", "PALETTE", "evenly", "label", "line_style", "power", "tick",
     "Axes", "AxesLike", "Figure", "palette", "panels", "plot", "png", "rendered", "save",
+    "sparkline", "sparklines", "thinned",
 ]  # fmt: skip
 
 

@@ -4,7 +4,10 @@ import numpy as np
 import polars as pl
 
 from rankscope.figures import description as fig
+from rankscope.figures import sparkline, thinned
+from rankscope.results import Table
 
+MOST = 32  # Layers of a line of a table, at most
 PANELS = {
     "tokens: what tells them apart": {
         "residual": "measured", "residual_theory": "mean-field theory", "separation": "1 - cosine, measured",
@@ -35,6 +38,19 @@ def layers_chart(table: pl.DataFrame, said: str) -> fig.Chart:
         panels.append(fig.Panel(fig.Axis("layer", last=layers[-1]), fig.Axis("", fig.Powers(logs)), lines, heading))
     alt = f"Tokens and gradients of {len(layers) - 1} layers before training. {said}"
     return fig.Chart(panels, table.to_dict(as_series=False), alt)
+
+
+def layers_table(table: pl.DataFrame) -> Table:
+    """Tokens and gradients in numbers: those of the first layer that has one, and of the last."""
+    columns = [(heading.split()[0].strip(":"), *item) for heading, of in PANELS.items() for item in of.items()]
+    logs = {f"{of}, {label}": table[name].fill_nan(None) for of, name, label in columns}
+    known = {title: column for title, column in logs.items() if column.drop_nulls().len()}
+    rows = [[title, *(f"{column.drop_nulls()[k]:.2f}" for k in (0, -1))] for title, column in known.items()]
+    curves = [sparkline(thinned(column.to_list(), MOST)) for column in known.values()]
+    note = "log10; marked numbers are left out"
+    return Table(
+        "From the first layer to the last", ["", "first", "last"], rows, note=note, curves=("by layer", curves)
+    )
 
 
 def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:

@@ -20,7 +20,7 @@ from torch import nn
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError
 from rankscope.forecasts.calibration import LEARNT, STEPS
 from rankscope.forecasts.changes import PARTS, changes
-from rankscope.forecasts.figures import layers_chart
+from rankscope.forecasts.figures import layers_chart, layers_table
 from rankscope.forecasts.layers import SCHEMA, by_layer, filled_table
 from rankscope.forecasts.live_module import LivePlan, read_module
 from rankscope.forecasts.live_passes import LossOfBatch
@@ -31,7 +31,7 @@ from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
 from rankscope.lab import task as task_of
 from rankscope.live.modules import Blocks
 from rankscope.nets import Architecture, Transformer, usual_modes
-from rankscope.nets import CPU
+from rankscope.nets.devices import CPU
 from rankscope.nets.variants import chosen_layers, with_layers
 from rankscope.remedies import Remedy
 from rankscope.results import Plot, Result, Section, Table
@@ -227,7 +227,7 @@ class Forecast(Result):
             "Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows
         )
         first, *further = self.verdict
-        return [Section("What is expected of a training", first, drawn, [nearest], further)]
+        return [Section("What is expected of a training", first, drawn, [layers_table(self.table), nearest], further)]
 
     def overview(self) -> Section:
         """The sentences, and the figure."""

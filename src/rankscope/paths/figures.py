@@ -250,7 +250,10 @@ def _count(index: int) -> str:
     return str(index) if index < 10**4 else f"{Decimal(index):.1e}".replace("+", "")
 
 
-HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
+HEADINGS = ("length", "paths", "share", "from biases", "norm", "res / norm")
+SHOWN = {"share": "share", "of residual": "residual_share", "contraction": "contraction", "averaging": "averaging",
+         "dobrushin": "dobrushin"}  # fmt: skip
+"""Headings of the table of heads, and the column that each is of."""
 
 
 def lengths_overview(title: str, table: pl.DataFrame, closure: float) -> Section:
@@ -272,4 +275,18 @@ def heads_section(table: pl.DataFrame) -> Section:
     names = ("contraction", "averaging", "share", "residual_share")
     views = [(name.replace("_", " "), heads_chart(table, name)) for name in names]
     plot = Plot("heads", views, sentence("heads", "caption"))
-    return Section("What each head does", plots=[plot], key="heads")
+    return Section("What each head does", plots=[plot], tables=[heads_table(table)], key="heads")
+
+
+def heads_table(table: pl.DataFrame) -> Table:
+    """The heads through which most of the output passes, and those that average most."""
+    means = head_means(table)
+    carrying = means.sort(pl.col("share").abs(), descending=True, nulls_last=True).head(5)
+    averaging = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
+    rows = [
+        [str(row["layer"]), str(row["head"]),
+         *("–" if row[name] is None else f"{row[name]:{'+' if 'share' in name else ''}.3f}" for name in SHOWN.values())]
+        for row in pl.concat([carrying, averaging]).iter_rows(named=True)
+    ]  # fmt: skip
+    note = sentence("heads", "table", carrying=carrying.height)
+    return Table("Heads, mean over samples", ["layer", "head", *SHOWN], rows, note=note, spare=["contraction"])

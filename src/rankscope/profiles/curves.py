@@ -16,7 +16,7 @@ from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.profiles.figures import curves_chart
 from rankscope.profiles.sections import Bounds, curve_sections, ends_table
-from rankscope.profiles.views import CurveView, LineName, zeros_note
+from rankscope.profiles.views import CurveView, LineName
 from rankscope.results import Plot, Section, Table, TableResult
 
 DRAWN = 8  # lines of a figure at most: there are as many colours
@@ -44,9 +44,7 @@ class Curves(TableResult):
             return Section(self.title)
         also = f" And {counted(len(self.metrics) - 1, 'other metric')}: plot(metric), table."
         about_metric = f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also if len(self.metrics) > 1 else ''}"
-        notes = [note for note in [zeros_note(curves)] if note]
-        if len(curves) > DRAWN:
-            notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
+        notes = [f"Drawn: the first {DRAWN} of {len(curves)} lines."] if len(curves) > DRAWN else []
         plot = Plot("curves", [("", curves_chart(curves[:DRAWN]))])
         return Section(self.title, about_metric, [plot], [ends_table(curves)], notes)
 

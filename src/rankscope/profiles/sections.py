@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rankscope.figures import evenly, power
-from rankscope.metrics import direction_of, symbol_of
+from rankscope.figures import evenly, power, sparklines
+from rankscope.metrics import direction_of, is_share, symbol_of
 from rankscope.profiles.figures import arithmetics_chart, curves_chart
 from rankscope.profiles.views import CurveView, zeros_note
 from rankscope.results import Plot, Section, Table, Views, sentence
@@ -88,13 +88,37 @@ def compared_arithmetics(measured: Curved) -> dict[str, list[CurveView]]:
     return by_variant(measured.views(metric))
 
 
-def ends_table(curves: Sequence[CurveView]) -> Table:
-    """The first, the middle and the last number of each curve; floors where a line ends at one."""
-    headings, rows = (["", "first", "middle", "last"], [[curve.label, *map(power, curve.ends)] for curve in curves])
-    if all(curve.floor_from is None for curve in curves):
-        return Table("", headings, rows)
-    floors = ["" if curve.floor_from is None else f"from layer {curve.floor_from}" for curve in curves]
-    return Table("", [*headings, "at floor"], [[*row, floor] for row, floor in zip(rows, floors, strict=True)])
+def _arithmetics(measured: Curved) -> list[Section]:
+    plots = []
+    for k, (variant, curves) in enumerate(compared_arithmetics(measured).items()):
+        caption = sentence("arithmetics", "caption", variant=variant, symbol=symbol_of(curves[0].metric))
+        plots.append(Plot(f"arithmetics-{k}", [("", arithmetics_chart(curves))], caption))
+    return [Section("What each arithmetic can see", FLOORS, plots, key="arithmetics")] if plots else []
+
+
+def ends_table(curves: Sequence[CurveView], threshold: float | None = None) -> Table:
+    """The first, the middle and the last number of each curve; floors where a line ends at one, and depths where they
+    differ. With a threshold, of a share also the layer from which on it is at most that."""
+    metric, rows = curves[0].metric, [[curve.label, *map(power, curve.ends)] for curve in curves]
+    shapes = [sparklines(curve.log10[curve.first :].tolist())[0] for curve in curves]
+    more, notes = {}, [zeros_note(curves)]
+    if threshold is not None and len({curve.depth for curve in curves}) > 1:
+        more["layers"] = [str(curve.depth) for curve in curves]
+    if threshold is not None and is_share(metric):
+        more["uniform"] = [_since(curve.uniform_from(threshold)).replace("layer ", "") or "no" for curve in curves]
+        notes.append(f"uniform: below {threshold:g} from that layer on")
+    if any(curve.floor_from is not None for curve in curves):
+        more["at floor"] = [_since(curve.floor_from) for curve in curves]
+    for cells in more.values():
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    return Table(
+        f"{metric}: {symbol_of(metric)}, {curves[0].statistic}", ["", "first", "middle", "last", *more], rows,
+        note="\n".join(filter(None, notes)), curves=(f"layers {curves[0].first} →", shapes), spare=["middle"],
+    )  # fmt: skip
+
+
+def _since(layer: int | None) -> str:
+    return "" if layer is None else f"from layer {layer}"
 
 
 def curve_table(curves: Sequence[CurveView]) -> Table:

@@ -85,7 +85,8 @@ class Summary(Curves):
             )
             rows.append([view.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
         headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
-        return [Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)]
+        title = f"{metric} over excerpts, at the last layer"
+        return [Table(title, ["variant", *headings], rows, spare=["at floor", "mean", "sd", "5 %", "95 %"])]
 
     def curve(
         self, metric: str, column: str = "q50", *, variant: str | None = None, arithmetic: str | None = None

@@ -1,8 +1,7 @@
 """Reports: run directories as one page that stands alone."""
 
 from rankscope.report.causes import verdict
-from rankscope.report.page import render, write_report
+from rankscope.report.page import render, write_report, write_run_directory
 from rankscope.report.reported_run import ReportedRun, read_run
-from rankscope.report.run_directory import write_run_directory
 
 __all__ = ["ReportedRun", "read_run", "render", "verdict", "write_report", "write_run_directory"]

@@ -16,14 +16,14 @@ from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
 from rankscope.paths import carried
 from rankscope.paths.figures import length_views
+from rankscope.profiles import Profile, Summary
 from rankscope.report.causes import verdict
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import depth_card, sections_of
 from rankscope.report.studies import agreement
-from rankscope.report.tables import checks
 from rankscope.results import Plot, Section, Views
 from rankscope.results.section import SENTENCES
-from rankscope.runs import Manifest
+from rankscope.runs import Manifest, Network
 from rankscope.theory.views import bounds_sentence
 
 BUDGET = 12_000_000  # Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone
@@ -208,3 +208,38 @@ def fit(chapters: Sequence[Chapter], budget: int = BUDGET) -> None:
                 chapter.leave_out(kind)
                 chapter.left.append(name)
                 total -= weight
+
+
+def checks(measured: Profile | Summary) -> list[dict[str, str]]:
+    """What the run found about itself, in words."""
+    return [
+        {"variant": network.variant, "arithmetic": network.arithmetic, "said": _checked(network)}
+        for network in measured.manifest.networks
+    ]
+
+
+def _checked(network: Network) -> str:
+    """In words, of a check that is there what it says: other versions may have others."""
+    checks = network.checks
+    notes = [_rows(checks.get("rows_sum_to_one"), checks.get("largest_row_sum_defect"))]
+    if isinstance(checks.get("padded_tokens"), int):
+        notes.append(f"{checks['padded_tokens']} padded tokens left out")
+    if isinstance(checks.get("dropout"), int | float):
+        notes.append(f"dropout {checks['dropout']:g}")
+    overflow = checks.get("first_layer_not_finite", "unknown")
+    if overflow is None:
+        notes.append("all layers finite")
+    elif isinstance(overflow, int):
+        notes.append(f"numbers overflow from layer {overflow}")
+    asked = checks.get("arithmetic_asked", network.arithmetic)
+    if asked != network.arithmetic:
+        notes.append(f"run instead of {asked}, which has no rule for one of its parts")
+    return "; ".join(notes)
+
+
+def _rows(one: object, defect: object) -> str:
+    if not isinstance(one, bool) or not isinstance(defect, int | float):
+        return "attention was not looked at"
+    if one:
+        return f"attention rows sum to one within {defect:.1e}"
+    return f"attention rows miss one by up to {defect:.2g}: theorems on averaging do not apply"

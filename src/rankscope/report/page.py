@@ -8,27 +8,35 @@ content security policy lets no script run but its own three, each named by its 
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import FileError
+import polars as pl
+
+from rankscope.errors import FileError, require
 from rankscope.extras import need
+from rankscope.figures import Chart
 from rankscope.figures.escaping import TURNS, script_json
 from rankscope.figures.page import plotly_script, static_file
 from rankscope.files import write_text
+from rankscope.profiles import Profile, Summary
+from rankscope.profiles.figures import arithmetics_chart, curves_chart
+from rankscope.profiles.sections import compared_arithmetics
 from rankscope.report.chapter import BUDGET, chapter, figure_json, fit
 from rankscope.report.overview import first_sentence, side_by_side, titles
 from rankscope.report.reported_run import ReportedRun, read_run
+from rankscope.runs import Store
+from rankscope.runs.tables import SavedTable
 
 TITLED = 3  # Runs up to which the window's title names them
 
 
 def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     """Write the report of these run directories; answers with its path."""
-    if not folders:
-        raise FileError("a report is made of at least one run directory; received none", subject="folders")
+    require(folders, "a report is made of at least one run directory; received none", FileError, "folders")
     write_text(path, render([read_run(folder) for folder in folders]))
     return Path(path)
 
@@ -94,3 +102,55 @@ def _unbroken(text: str) -> str:
 
 def _file(name: str) -> str:
     return files("rankscope.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def write_run_directory(
+    profile: Profile | Summary,
+    folder: str | Path | Store,
+    title: str,
+    tables: Mapping[str, pl.DataFrame | SavedTable] | None = None,
+    entry: str | None = None,
+) -> Path:
+    """Write the run directory of a profile, with figures and report.
+
+    Args:
+        profile: What was measured.
+        folder: Where to write, or an open store.
+        title: The heading of the report.
+        tables: More tables of the same run by their known names: cloud, spectrum.
+        entry: The command that writes; `measure` or `corpus` where it is left out.
+
+    Returns:
+        The path of the report.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from rankscope import fresh, measure
+    >>> net = fresh("bert-tiny")
+    >>> with TemporaryDirectory() as folder:
+    ...     write_run_directory(measure(net, *net.encode("Call me Ishmael.")), folder, "a tiny BERT").name
+    'report.html'
+    """
+    from rankscope.figures import plot, save
+
+    if not isinstance(folder, Store):
+        with Store(folder) as store:
+            return write_run_directory(profile, store, title, tables, entry)
+    command = "measure" if isinstance(profile, Profile) else "corpus"
+    profile = replace(profile, manifest=profile.manifest.adding(title=profile.manifest.title or title))
+    profile.write(folder, entry or command, tables)
+    for name, chart in printed_charts(profile).items():
+        save(plot(chart), folder.folder / name)
+    return write_report([folder.folder], folder.folder / "report.html")
+
+
+def printed_charts(profile: Profile | Summary) -> dict[str, Chart]:
+    """The figures to print by the name of their file: each metric, linear beside logarithmic (what a person
+    sees, and what is really there), and each variant in several arithmetics."""
+    charts: dict[str, Chart] = {}
+    for variant, curves in compared_arithmetics(profile).items():
+        name = "arithmetics_" + re.sub(r"[^\w.+-]+", "_", variant)[:80]  # a hub id has a slash
+        charts[name if name not in charts else f"{name}_{len(charts)}"] = arithmetics_chart(curves)
+    for metric in profile.metrics:
+        linear, log = (curves_chart(profile.views(metric), log) for log in (False, True))
+        charts[metric] = replace(linear.beside(log), size=(5.0, 4.0))
+    return charts

@@ -22,7 +22,7 @@ import polars as pl
 
 from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
 from rankscope.engine import Sweep
-from rankscope.errors import FileError
+from rankscope.errors import FileError, require
 from rankscope.extras import counted
 from rankscope.nets.origin import titled
 from rankscope.paths.figures import HEAD
@@ -125,8 +125,7 @@ class ReportedRun:
 def read_run(folder: str | Path) -> ReportedRun:
     """What there is in a run directory; a sentence where it is none."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileError(f"a report is made of run directories; there is none at {folder}", subject=str(folder))
+    require(folder.is_dir(), f"a report is made of run directories; there is none at {folder}", FileError, str(folder))
     stored = read(folder)
     if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
         return ReportedRun(folder, Manifest(), outcomes=[_outcome(folder)])
@@ -165,12 +164,12 @@ def read_run(folder: str | Path) -> ReportedRun:
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
     further = list(results_of(stored, BY_TABLES).values())
     inside += [result.manifest for result in further]
-    if not (measured is not None or tables or certificates or outcomes or training or sweep or further):
-        raise FileError(
-            f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
-            "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o",
-            subject=str(folder),
-        )
+    sentence = (
+        f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
+        "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
+    )
+    held = (measured is not None, tables, certificates, outcomes, training, sweep, further)
+    require(any(held), sentence, FileError, str(folder))
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
     return ReportedRun(
@@ -211,8 +210,8 @@ def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     path = stored.path(f"{name}.parquet")
     table, manifest = read_parquet(path)
     table = validate.table(path, table, TABLES[name])
-    if name in PATHS and name != "depth_norms" and table.is_empty():
-        raise FileError(f"{path} must hold paths, layers or heads; it has no rows: run it again", subject=str(path))
+    sentence = f"{path} must hold paths, layers or heads; it has no rows: run it again"
+    require(name not in PATHS or name == "depth_norms" or not table.is_empty(), sentence, FileError, str(path))
     return validate.lengths(path, table) if name == "lengths" else table, manifest
 
 

@@ -53,6 +53,9 @@ def class_of(kind: str) -> type[Result]:
         raise PluginError(
             f"{KINDS[kind]}, the class of the results called {kind}, must be a Result; got {kind_class!r}"
         )
+    if kind_class.kind != kind:
+        sentence = f"{KINDS[kind]}, the class of the results called {kind}, must be of that kind; it is of kind"
+        raise PluginError(f"{sentence} {kind_class.kind!r}, which is how its entry point must be called")
     return kind_class
 
 

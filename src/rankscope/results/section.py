@@ -36,6 +36,9 @@ class Table:
     wordy: bool = False  # Holds sentences, not numbers
     titled: bool = False  # Its first column holds titles, which may take several lines
     folded: bool = False  # Shown when asked for
+    curves: tuple[str, Sequence[str]] = ("", ())
+    """A heading and, for each row, its curve in block letters (`figures.sparklines`): of a terminal."""
+    spare: Sequence[str] = ()  # Headings of columns that go where there is little room, in this order
     keys: list[list[Any]] = field(default_factory=list)
     """What each cell is sorted by; a table without them stays in its order."""
 

@@ -11,9 +11,9 @@ import polars as pl
 
 from rankscope.errors import TheoremError, require
 from rankscope.figures import description as fig
-from rankscope.figures import power
+from rankscope.figures import power, sparklines
 from rankscope.results import Plot, Section, Table, sentence
-from rankscope.theory.views import EXACT, RANK, BoundView, failed_hypotheses, plotted_quantities, quantity
+from rankscope.theory.views import EXACT, QUANTITIES, RANK, BoundView, failed_hypotheses, plotted_quantities, quantity
 
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip
@@ -121,21 +121,25 @@ def depth_chart(proved: list[tuple[str, str, int]], by_sample: list[int | None])
 
 def overview(title: str, said: str, bounds: list[BoundView], table: pl.DataFrame, broken: int) -> Section:
     """The theorems whose hypotheses are met from layer 1 on, with the figure of the first sample."""
-    rows = [[*_numbers(view), view.sign, view.proved, view.slack] for view in bounds if view.met_to]
+    met = [view for view in bounds if view.met_to]
+    rows = [
+        [view.theorem, view.layers, str(view.layer), quantity(view.quantity).short, view.measured, view.sign,
+         view.proved, view.slack]
+        for view in met
+    ]  # fmt: skip
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
     plots = [] if drawable.is_empty() else [Plot("bounds", [("", bounds_chart(table, int(drawable["sample"][0])))])]
     notes = ["A measurement contradicts a theorem: please report this network."] if broken else []
     unmet = [view.theorem for view in bounds if not view.met_to]
     if unmet:
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why, print() all of it.")
-    note = "Slack in decades. Figure: the first sample; table: the loosest." if rows else ""
-    headings = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
-    return Section(title, said, plots, [Table("", headings, rows, note=note)], notes)
-
-
-def _numbers(view: BoundView) -> list[str]:
-    """The theorem, what it is about, where it holds, and what is measured there."""
-    return [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured]
+    quantities = [quantity(name) for name in QUANTITIES if name in {view.quantity for view in met}]
+    note = "   ".join(f"{shown.short}: {shown.symbol}" for shown in quantities)
+    note += "\nSlack in decades. Figure: the first sample; table: the loosest." if rows else ""
+    headings = ("theorem", "layers", "at", "of", "measured", "", "bound", "slack")
+    lines = ["\n".join(sparklines(*zip(*view.by_layer, strict=True))) for view in met]
+    shown = Table("", headings, rows, note=note, curves=("by layer", lines), spare=["layers", "by layer"])
+    return Section(title, said, plots, [shown], notes)
 
 
 def bounds_section(proved: Mapping[str, tuple[pl.DataFrame, list[BoundView], int]]) -> Section:
@@ -156,10 +160,11 @@ def certificate_table(bounds: list[BoundView], table: pl.DataFrame, variant: str
     """A line per theorem that holds somewhere: at which layers, what it says at the last at which it says
     something, next to the measurement. Those that hold nowhere are named beneath."""
     rows = [
-        [*_numbers(view), f"{view.sign} {view.proved}" if view.state == "says" else view.proved, view.slack]
+        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
+         f"{view.sign} {view.proved}" if view.state == "says" else view.proved, view.slack]
         for view in bounds
         if view.met_to
-    ]
+    ]  # fmt: skip
     none = [view.theorem for view in bounds if not view.met_to]
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
     notes = []

@@ -107,13 +107,24 @@ class RunComparison(Result):
         """Where the runs part, with their last values."""
         rows = [
             [line.name, *(f"{value:.3g}" if isfinite(value) else "no number" for value in line.values),
+             *([_ratio(line)] if len(self.names) == 2 else []),
              "no" if line.parted is None else f"from {line.parted:,}"]
             for line in self.lines
         ]  # fmt: skip
         marked = {(row, k + 1) for row, line in enumerate(self.lines) for k, noise in enumerate(line.noise) if noise}
-        table = Table(f"{self.metric} at step {self.steps[-1]:,}", ["", *self.names, "parted"], rows, marked)
+        title = f"{self.metric} at step {self.steps[-1]:,}, the last that all have"
+        note = f"parted: from that step on more than {APART:.0%} apart, to the end"
+        note += "\n○ at its floor: rounding noise" if marked else ""
+        headings = ["", *self.names, *(["ratio"] if len(self.names) == 2 else []), "parted"]
+        table = Table(title, headings, rows, marked, note)
         plots = [] if self.chart is None else [Plot("trainings", [("", self.chart)])]
         return [Section("Where the trainings part", self.verdict, plots, [table])]
+
+
+def _ratio(line: RunsLine) -> str:
+    """How many times the value of the first of two runs that of the second is; a dash where one is noise."""
+    first, second = line.values
+    return f"{second / first:.3g}" if first and isfinite(second / first) and not any(line.noise) else "–"
 
 
 def compare_runs(runs: Sequence[TrainingRun], things: Sequence[str], metric: str | None = None) -> RunComparison:

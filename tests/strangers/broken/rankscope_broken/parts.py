@@ -2,6 +2,7 @@
 
 from rankscope.live.monitor import AlarmRule
 from rankscope.metrics import Metric
+from rankscope.results import Result
 
 taken = Metric("mu", lambda X, padding=None: X.sum((-2, -1)))
 of_no_kind = ["residual"]
@@ -11,6 +12,12 @@ class Rule(AlarmRule):
     """A rule without the method that says what is wrong."""
 
     name = "nothing"
+
+
+class Misnamed(Result):
+    """A result of another kind than its entry point says."""
+
+    kind = "count"
 
 
 def failing_sections(run):

@@ -1,4 +1,5 @@
-"""What every request passes first: it must be addressed to this server and come from its own page.
+"""A page on the loopback: the files that it is made of (`add_pages`), and what every request passes first (`Guard`): it
+must be addressed to this server and come from its own page.
 
 Any page that the visitor's browser has open can reach a server on the loopback. A name that resolves to
 127.0.0.1 (DNS rebinding) shows in the Host header, a form or script of another site in the Origin header.
@@ -9,8 +10,12 @@ Starlette's TrustedHostMiddleware would not do: it looks neither at the port nor
 page of another server on this machine would pass; nor has Starlette a middleware for Origin or for headers.
 """
 
+from importlib.resources import files
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -68,3 +73,43 @@ class Guard:
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return 403, "the explorer is asked by its own page alone; this request comes from another site"
         return None
+
+
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+def add_pages(api: FastAPI, first: str) -> None:
+    """Add the page `first` and the files that it loads to an API; any other path is refused in a sentence."""
+
+    @api.exception_handler(StarletteHTTPException)
+    async def refused(_: Request, error: StarletteHTTPException) -> Response:
+        return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
+
+    @api.get("/")
+    async def page() -> Response:
+        return static(first)
+
+    @api.get("/static/{name}")
+    async def part(name: str) -> Response:
+        return static(name)
+
+    @api.get("/figures/{name}")
+    async def figures(name: str) -> Response:
+        return static(name, "rankscope.figures")
+
+    @api.get("/plotly.js")
+    async def plotly() -> Response:
+        return FileResponse(str(files("plotly").joinpath("package_data/plotly.min.js")), media_type=KINDS[".js"])
+
+    @api.get("/favicon.ico")
+    async def icon() -> Response:
+        return static("icon.svg")
+
+
+def static(name: str, package: str = "rankscope.explorer") -> Response:
+    """A file of the page, by its name alone: a path is not looked up."""
+    kind = KINDS.get(name[name.rfind(".") :])
+    folder = files(package).joinpath("static")
+    if kind is None or name not in {file.name for file in folder.iterdir()}:
+        raise HTTPException(404, "there is no such page")
+    return Response(folder.joinpath(name).read_bytes(), media_type=kind)
