@@ -292,6 +292,21 @@ def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassS
     return replace(settings, memory=replace(settings.memory, tokens=noise.copied(settings.memory.tokens)))
 
 
+def repeated(settings: PassSettings, times: int) -> PassSettings:
+    """The settings of a batch that holds all samples so many times, one after the other; a mask may be one for all."""
+
+    def many(t: Tensor) -> Tensor:
+        return torch.cat([t] * times)
+
+    visible, memory = settings.visible, settings.memory
+    return replace(
+        settings,
+        visible={mask: t if len(t) == 1 else many(t) for mask, t in visible.items()},
+        valid=many(settings.valid),
+        memory=memory and replace(memory, tokens=many(memory.tokens), valid=many(memory.valid)),
+    )
+
+
 class PerturbedPlain(_PerturbedTokens, Plain):
     """The plain arithmetic in float64, every result perturbed."""
 

@@ -9,8 +9,8 @@ zero, from what is zero among tokens and weights alone (weights of attention are
 activations are zero at zero only, but for relu, whose zeros are those of its numbers). Where a token that enters a
 norm, a token after the block, or all that tokens differ by is zero in numbers and not in the support, it was rounded to
 zero, and nothing is known of the sample from there on; where it is all that the outputs of a head differ by, nothing
-is known of that head. `second_pass.py` and `confirm.py` ask this only of layers
-where something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
+is known of that head. `zeros_of_layer`, which `second_pass.py` and `confirm.py` call, asks this only of layers where
+something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
 """
 
 import math
@@ -23,8 +23,9 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Mixable, Values, common_heads, deviation_heads
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.comparison import SHORTEST, short_tokens
+from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import affine
-from rankscope.deviation.perturbation import NEGLIGIBLE
+from rankscope.deviation.perturbation import NEGLIGIBLE, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
@@ -68,6 +69,42 @@ class UnprovedZeros(NamedTuple):
         equal = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
         is_active = torch.tensor([head in active for head in range(equal.shape[1])], device=equal.device)
         return cls(may_be_unproved(before, step, ()), equal & is_active)
+
+
+def of_either(flags: Tensor, samples: int) -> Tensor:
+    """Flags of samples, or of their heads; where two passes ran as one batch, True where the flag of either is."""
+    return flags.view(2, samples, *flags.shape[1:]).any(0) if len(flags) > samples else flags
+
+
+def zeros_of_layer(
+    block: Block,
+    rules: PerturbedDeviation | WatchedDeviation,
+    before: State,
+    step: DeviationStep,
+    active: Sequence[int],
+    entered: State | None = None,
+) -> UnprovedZeros:
+    """Which samples and heads hold a zero after a layer that may be due to rounding.
+
+    Args:
+        block: The layer.
+        rules: Those of a pass that has just gone through it, and noted tokens that were zero, or nearly.
+        before: The tokens before the layer, in the pass that `step` is of.
+        step: The layer.
+        active: Heads whose outputs are looked at.
+        entered: The tokens before the layer in the pass of `rules`, which may be both passes as one batch; left out,
+            `before`.
+    """
+    suspect, samples = may_be_unproved(before, step, active, block.arch.head_gate), len(before.valid.mask)
+    short, rules.losses.short = rules.losses.short, {}
+    for tokens in short.values():
+        suspect = suspect | of_either(tokens.any(-1), samples)
+    if block.arch.parts:  # they have no rule for what may be zero: no zero is proved
+        return UnprovedZeros.all(before, step, active)
+    if not must_compute("proved_zeros.suspect", suspect):
+        return UnprovedZeros.none(before, block.arch.heads)
+    zeros = unproved(block, rules, before if entered is None else entered, short)
+    return UnprovedZeros(*(of_either(flags, samples) for flags in zeros))
 
 
 def may_be_unproved(

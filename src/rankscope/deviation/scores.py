@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import common_heads, deviation_heads
+from rankscope.deviation.attention import EVERY, common_heads, deviation_heads
 from rankscope.deviation.cap import CapReference, RowConstants, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import normed
@@ -32,7 +32,6 @@ from rankscope.nets.positions import by_offset, rotate
 from rankscope.shapes import Float, Int
 
 HeadNorm = Callable[[Scaled, Scaled, NormWeights], tuple[Scaled, Scaled]]  # Of queries or keys, common part and rest
-EVERY = slice(None)
 
 
 class Scores(NamedTuple):
@@ -116,16 +115,12 @@ class ScoreParts:
 
     def narrowed(self, sample: slice, head: slice) -> "ScoreParts":
         """The parts of some samples and heads alone."""
-
-        def part(of: Scaled) -> Scaled:
-            return Scaled(of.value[sample, head], of.log[sample, head])
-
-        bias = self.bias
+        bias, at = self.bias, (sample, head)
         return replace(
             self,
-            ref=part(self.ref),
-            products=tuple((part(a), part(b)) for a, b in self.products),
-            offset=tuple(map(part, self.offset)),
+            ref=self.ref[at],
+            products=tuple((a[at], b[at]) for a, b in self.products),
+            offset=tuple(part[at] for part in self.offset),
             bias=None if bias is None else lambda rows: bias(rows)[..., head, :, :],
             constant=self.constant and self.constant.narrowed(sample, head),
             heads=head,
@@ -278,18 +273,14 @@ def normed_heads(
         eps: What the norm adds to mean squares.
         perturb: Moves the last digits of results, in a second pass.
     """
-    shape = common.value.shape[:2]
-
-    def as_heads(part: Scaled) -> Scaled:
-        return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
-
-    valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
+    shape = common.value.shape
+    valid = valid.of_heads(shape[1])
     result = State(common.heads_as_samples(), deviation.heads_as_samples(), valid).tidy()
     result = normed(result, "rms", weights, eps, perturb)
     if perturb is not None:
         result = State(result.x.mapped(perturb), result.R.mapped(perturb), valid)
     result = result.tidy()
-    return as_heads(result.x), as_heads(result.R)
+    return result.x.samples_as_heads(shape), result.R.samples_as_heads(shape)
 
 
 def normed_across(norm: HeadNorm, common: Scaled, deviation: Scaled, weights: NormWeights) -> tuple[Scaled, Scaled]:

@@ -99,5 +99,6 @@ class _PatternMatrix(DeviationPattern):
     def Delta(self) -> Scaled:
         return self.off_top
 
-    def matrix(self) -> Tensor:
+    @cached_property
+    def _matrix(self) -> Tensor:
         return self.p[:, :, None] + self.off_top.value
