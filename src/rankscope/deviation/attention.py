@@ -13,7 +13,7 @@ Called by `rules.py` in this order: `common_heads` and `deviation_heads` project
 `gated` multiplies the result with gates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -103,6 +103,15 @@ class DeviationPattern:
         """The pattern P as an ordinary tensor, or some rows of it."""
         return self._matrix[:, :, rows]
 
+    def log_matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
+        """log P as an ordinary tensor, or some rows of it, for a pattern that has scores."""
+        assert self.logits is not None
+        return self.logits.log_softmax(self.visible)[:, :, rows]
+
+    def of_rows(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row ..."]:
+        """Numbers of all rows, where `compute` gives `[batch, head, row, ...]` of some."""
+        return compute(EVERY)
+
     def farthest(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
         """The largest number over all rows, where `compute` gives `[batch, head, row, token]` of some rows."""
         return compute(EVERY).amax((-2, -1))
@@ -122,8 +131,7 @@ class DeviationPattern:
         scores before it, in caps; one value where a row does not see."""
         if self.before_cap is not None:
             return self.before_cap.explicit().masked_fill(~self.visible, 0.0)[:, :, rows]
-        assert self.logits is not None
-        return self.logits.log_softmax(self.visible)[:, :, rows]
+        return self.log_matrix(rows)
 
     def restored(self, order: TokenOrder, *, of_memory: bool = False) -> "DeviationPattern":
         """The pattern with tokens in their original order, padding included; those of a memory were not moved."""
@@ -249,11 +257,17 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
         plain = Scaled(P.times(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, plain, R)
     if len(active_heads) < arch.heads:
-        active = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
-        for head in active_heads:  # a list of them would have to cross to where the heads are
-            active[head] = 1.0
+        active = marked(active_heads, arch.heads, x.value)
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
     return HeadOutputs(x.normalised(), R.normalised(), v.valid, output)
+
+
+def marked(heads: Collection[int], count: int, like: Tensor) -> Float[Tensor, "head 1"]:
+    """One for these heads of `count`, zero for the others."""
+    flags = torch.zeros(count, 1, dtype=like.dtype, device=like.device)
+    for head in heads:  # a list of them would have to cross to where the heads are
+        flags[head] = 1.0
+    return flags
 
 
 FAINTEST = 1e-290  # sums of weights below this have lost digits: float64 has fewer of them below 1e-308

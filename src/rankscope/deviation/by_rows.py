@@ -292,7 +292,7 @@ class StreamedDeviation(Deviation):
         """The pattern of the tokens' attention to the memory, of which only the shared row is held."""
         memory, valid = self.settings.memory, state.valid
         assert memory is not None
-        scores = self.cross_score_parts(cross_block, state)
+        scores = self.score_parts(cross_block, state, source=self.source)
         return self.rows(RowMaker(scores, lambda rows: memory.visible(valid.mask[:, rows]), valid, tokens=False))
 
     def rows(self, maker: RowMaker) -> PatternByRows:

@@ -128,7 +128,7 @@ def state_distance(a: State, b: State, deep: bool = True) -> LogScales:
     (r, log_r), (q, log_q) = _direction(a), _direction(b)
     difference = torch.maximum(torch.linalg.vector_norm(r - q, dim=(1, 2)), (log_r - log_q).abs())
     difference = difference / (log_r.abs() / 1e3).clamp(min=1.0) if deep else difference
-    unit = torch.maximum(a.x.log_size(), a.R.log_size())
+    unit = a.log_size()
     mean_a, mean_b = ((state.x + state.mean).at(unit) for state in (a, b))
     shift = torch.linalg.vector_norm(mean_a - mean_b, dim=1)
     shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift

@@ -20,7 +20,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Mixable, Values, common_heads, deviation_heads
+from rankscope.deviation.attention import (
+    DeviationPattern,
+    HeadOutputs,
+    Mixable,
+    Values,
+    common_heads,
+    deviation_heads,
+    marked,
+)
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.comparison import SHORTEST, short_tokens
 from rankscope.deviation.decisions import must_compute
@@ -67,7 +75,7 @@ class UnprovedZeros(NamedTuple):
         """Every zero of a layer, `before` the tokens before it, and of its active heads."""
         assert step.heads is not None
         equal = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
-        is_active = torch.tensor([head in active for head in range(equal.shape[1])], device=equal.device)
+        is_active = marked(active, equal.shape[1], step.heads.R.value)[:, 0] > 0
         return cls(may_be_unproved(before, step, ()), equal & is_active)
 
 
@@ -116,7 +124,7 @@ def may_be_unproved(
     zero = (step.state.R.log <= LOWEST) & (before.R.log > LOWEST)
     if step.heads is not None:
         lost = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
-        lost = lost | zero_outputs(step.heads) if gated else lost
+        lost = lost | zero_outputs(step.heads).any(-1) if gated else lost
         if len(active) < lost.shape[1]:  # a list of them would have to cross to where the heads are
             lost = torch.stack([lost[:, head] for head in active], 1) if active else lost[:, :0]
         zero = zero | lost.any(1)
@@ -133,10 +141,10 @@ def equal_outputs(R: Tensor, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
     return (most == least).all(-1) & (valid.count > 1)
 
 
-def zero_outputs(heads: HeadOutputs) -> Bool[Tensor, "batch head"]:
-    """True for heads that give some token an output of zero."""
+def zero_outputs(heads: HeadOutputs) -> Bool[Tensor, "batch head token"]:
+    """True for tokens to which a head gives an output of zero."""
     zero = (heads.R.value == 0).all(-1) & (heads.x.value == 0).all(-1)[..., None]
-    return (zero & heads.valid.mask[:, None]).any(-1)
+    return zero & heads.valid.mask[:, None]
 
 
 def unproved(block: Block, rules: Deviation, before: State, short: Mapping[str, Tensor]) -> UnprovedZeros:
@@ -225,9 +233,7 @@ class SupportRules(Arithmetic):
         equal = alike if self.arch.kernel == "uniform" else alike & (first.sum(-1) == 1)
         shared = R.any(2) & equal[:, None, None]
         x, R = values.x | shared, R & ~equal[:, None, None, None]
-        active = torch.zeros(self.arch.heads, 1, dtype=torch.bool, device=x.device)
-        for head in self.active_heads(block):
-            active[head] = True
+        active = marked(self.active_heads(block), self.arch.heads, heads.x.value) > 0
         R = R & active[:, None]
         return self._compared_heads(Support(heads, x & active, R))
 
@@ -243,9 +249,8 @@ class SupportRules(Arithmetic):
         assert gate is not None
         zeros = Linear((gate.weight != 0).double())
         d = deviation_heads(Scaled.plain(state.R.double()), zeros, self.arch).value > 0
-        R, x = heads.numbers.R.value, heads.numbers.x.value
-        lost = (R == 0).all(-1) & (x == 0).all(-1)[..., None] & (heads.R.any(-1) | heads.x.any(-1)[..., None])
-        self.lost_heads = self.lost_heads | (lost & heads.numbers.valid.mask[:, None]).any(-1)
+        lost = zero_outputs(heads.numbers) & (heads.R.any(-1) | heads.x.any(-1)[..., None])
+        self.lost_heads = self.lost_heads | lost.any(-1)
         outputs = self.rules.gate(block, heads.numbers, state.numbers)
         return self._compared_heads(Support(outputs, heads.x, heads.R | d & heads.x[:, :, None]))
 

@@ -83,9 +83,8 @@ class ReplayCache:
             capture: Whether a graph may be made of the function.
         """
         with self.lock, on_device_of(inputs):  # by one thread at a time: a graph has one place for inputs and result
-            if net is None:
-                return self._run(key, function, inputs, capture, 0)
-            return self._run((key, weights_key(net)), function, inputs, capture, bytes_of_weights(net))
+            held = 0 if net is None else sum(t.nbytes for t in _weights(net))
+            return self._run(key if net is None else (key, weights_key(net)), function, inputs, capture, held)
 
     def _run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool, held: int) -> Result:
         """`run`; the function keeps `held` bytes alive."""
@@ -220,11 +219,6 @@ def can_replay(net: Transformer, shape: torch.Size, held: int) -> bool:
         return True
     layer = samples * tokens * (3 * arch.heads * tokens + 4 * arch.width) * 8
     return held * layer <= torch.cuda.mem_get_info(net.device)[1] * MEMORY_SHARE
-
-
-def bytes_of_weights(net: Transformer) -> int:
-    """The bytes of the weights of a network in memory."""
-    return sum(t.nbytes for t in _weights(net))
 
 
 def weights_key(net: Transformer) -> Hashable:

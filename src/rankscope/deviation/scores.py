@@ -49,14 +49,14 @@ class ScoreParts:
     arch: Architecture
     w: AttentionWeights
     ref: Scaled  # [batch, head, token], before a cap
-    products: tuple[tuple[Scaled, Scaled], ...]
-    """Pairs of queries and keys `[batch, head, token, head_width]`: D is the sum of their products."""
-    offset: tuple[Scaled, ...]  # the queries that are multiplied with relative positions, `sinusoids`
-    sinusoids: Tensor | None
-    bias: Callable[[slice], Tensor] | None  # gives what positions add to some rows, after the divisor
-    constant: RowConstants | None  # the parts of scores that are constant along rows, under a cap; None without
     rows: int
     heads: slice  # which heads of the layer these are
+    products: tuple[tuple[Scaled, Scaled], ...] = ()
+    """Pairs of queries and keys `[batch, head, token, head_width]`: D is the sum of their products."""
+    offset: tuple[Scaled, ...] = ()  # the queries that are multiplied with relative positions, `sinusoids`
+    sinusoids: Tensor | None = None
+    bias: Callable[[slice], Tensor] | None = None  # gives what positions add to some rows, after the divisor
+    constant: RowConstants | None = None  # the parts of scores that are constant along rows, under a cap
     gain: Float[Tensor, "batch 1"] | None = None
     """The factor of scores that grow with the number of tokens (`log_gain`), applied after the cap."""
     held: Scores | None = None  # all scores, for a kernel whose scores are no sum of products
@@ -182,12 +182,11 @@ class StateHeads:
 
     def equal(self) -> ScoreParts:
         """Scores that are equal everywhere, of uniform attention."""
-        return ScoreParts(self.arch, self.w, self._zero_ref(), (), (), None, None, None, self.rows, EVERY)
+        return ScoreParts(self.arch, self.w, self._zero_ref(), self.rows, EVERY)
 
     def given(self, ref: Scaled, D: Scaled) -> ScoreParts:
         """Scores `ref_j + D_ij` as they are."""
-        parts = ScoreParts(self.arch, self.w, ref, (), (), None, None, None, self.rows, EVERY)
-        return replace(parts, held=Scores(ref, D))
+        return ScoreParts(self.arch, self.w, ref, self.rows, EVERY, held=Scores(ref, D))
 
     def feature_products(self) -> ScoreParts:
         """`log f(q_i) . f(k_j)`, `f = elu + 1` (`linear.py`)."""
@@ -195,7 +194,8 @@ class StateHeads:
         if not self.settings.rotary:
             return self.given(*log_weights(q, dq, k, dk))
         rotated = [self._rotated(_rows(c, self.rows) + d) for c, d in ((q, dq), (k, dk))]
-        return self.given(self._zero_ref(), whole_log_weights(*rotated).normalised())
+        Q, K = (Scaled(part.value, part.log.clamp(max=STEEPEST)).explicit() for part in rotated)
+        return self.given(self._zero_ref(), whole_log_weights(Q, K).normalised())
 
     def distances(self) -> ScoreParts:
         """`-|q_i - k_j|^2 / (2 divisor)`, positions and gain: `-|k_j|^2 / 2` is the same in every row, and
@@ -236,8 +236,7 @@ class StateHeads:
         if arch.score_cap:
             ref, c, r = (part.normalised() for part in (ref, c * share, r * share))
             constant = RowConstants(c, r, self.state.valid.mask, self.keys.valid.mask)
-        made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
-        return ScoreParts(arch, w, ref, *made, gain=gain)
+        return ScoreParts(arch, w, ref, n, EVERY, products, offset, settings.sinusoids, bias, constant, gain=gain)
 
     def _rotated(self, part: Scaled) -> Scaled:
         tables = self.settings.rotary_of(self.index)

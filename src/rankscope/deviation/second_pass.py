@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class FloatSecondPass:
     layer: FloatLayer
     block: Block | None  # None at the input
     before: FloatLayer  # the layer before, valid tokens first; at the input the input itself
-    passes: "DeviationPasses"
+    passes: "Callable[[], DeviationPasses]"  # made when they are first needed
 
     @cached_property
     def tokens_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
@@ -77,7 +77,7 @@ class FloatSecondPass:
     def block_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
         """The layer by both passes of deviation arithmetic, from float64's tokens before it."""
         assert self.block is not None
-        return self.passes.starting_from(self.before).run_layer(self.block)
+        return self.passes().starting_from(self.before).run_layer(self.block)
 
 
 SecondPassLayer = FloatSecondPass | DeviationSecondPass
@@ -94,15 +94,15 @@ def with_second_pass(
         floats: Whether the first stretch exists; without it deviation arithmetic starts at the input.
         together: Whether both passes of deviation arithmetic run as one batch.
     """
-    order, passes = inputs.order, DeviationPasses(inputs, by_rows, together)
+    order, by_deviation = inputs.order, cache(partial(DeviationPasses, inputs, by_rows, together))
     at_layer(0)
     float_passes = FloatPasses(inputs, by_rows) if floats and trusts_floats(inputs.net.arch) else None
     if float_passes is not None and can_skip("second_pass.float64_input", float_passes.last.sees):
         first = start = float_passes.last  # deviation arithmetic will start from there
         shown = first.restored(order)
-        yield shown.step, FloatSecondPass(shown, None, first, passes)
+        yield shown.step, FloatSecondPass(shown, None, first, by_deviation)
     else:
-        float_passes = None
+        float_passes, passes = None, by_deviation()
         yield passes.input()
     for block in inputs.net.blocks:
         at_layer(block.index + 1)
@@ -113,9 +113,9 @@ def with_second_pass(
                 if can_skip("second_pass.slight", layer.slight):
                     start = layer.tokens_alone
                 layer = layer.restored(order)
-                yield layer.step, FloatSecondPass(layer, block, before, passes)
+                yield layer.step, FloatSecondPass(layer, block, before, by_deviation)
                 continue
-            float_passes, passes = None, passes.starting_from(start)
+            float_passes, passes = None, by_deviation().starting_from(start)
             del before, layer  # their patterns are as large as any
             for earlier in inputs.net.blocks[start.step.layer : block.index]:
                 passes.run_layer(earlier)

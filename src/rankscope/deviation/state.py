@@ -165,6 +165,10 @@ class State:
         """The log-scale of the hidden states: the larger of x's and R's."""
         return torch.maximum(self.x.log, self.R.log)
 
+    def log_size(self) -> LogScales:
+        """The log of the largest |entry| of x and R of each sample."""
+        return torch.maximum(self.x.log_size(), self.R.log_size())
+
     def tokens(self, log: LogScales | None = None) -> Float[Tensor, "batch token width"]:
         """The hidden states as an ordinary tensor, in units of e^log (of one, if left out)."""
         unit = torch.zeros_like(self.x.log) if log is None else log
