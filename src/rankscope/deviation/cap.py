@@ -78,18 +78,14 @@ class CapReference(NamedTuple):
             better = torch.ones_like(log, dtype=torch.bool) if least is None else log < least
             least = log if least is None else torch.where(better, log, least)
             r = chosen(better, constant.rows.mapped(lambda t, at=at, rows=rows: t[..., rows].gather(-1, at)), r)
-            row = chosen(better, D.mapped(lambda t, at=at: _row(t, at)), row)
+            place = at[..., None].expand(-1, -1, 1, D.value.shape[3])
+            row = chosen(better, D.mapped(lambda t, place=place: t.gather(2, place)[:, :, 0]), row)
         scores = (ref + row).value.masked_fill(~constant.keys[:, None], -torch.inf)
         return cls(torch.stack(sizes).amax(0), r, row, scores.argmax(-1, keepdim=True))
 
     def narrowed(self, sample: slice, head: slice) -> "CapReference":
         """The reference of some samples and heads alone."""
         return CapReference(*(part[sample, head] for part in self))
-
-
-def _row(t: Tensor, at: Int[Tensor, "batch head 1"]) -> Tensor:
-    """Row `at` of each head, `[batch, head, token]`."""
-    return t.gather(2, at[..., None].expand(-1, -1, 1, t.shape[3]))[:, :, 0]
 
 
 def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: CapReference) -> tuple[Scaled, Scaled]:
