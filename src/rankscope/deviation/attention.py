@@ -137,7 +137,7 @@ class DeviationPattern:
         """The pattern with tokens in their original order, padding included; those of a memory were not moved."""
         square, columns, top, logits = order.restored_square, order.restored_columns, self.top, self.logits
         if of_memory:
-            square, columns = order.restored_rows, lambda t: t
+            square, columns = order.restored_rows, lambda p: p
         else:
             top = order.forth.gather(1, top.flatten(1)).view_as(top)
         if logits is not None:
