@@ -96,7 +96,7 @@ def test_signs_of_queries_that_are_plain_are_read() -> None:
 def test_random_rows_of_copies_do_not_hang_on_what_ran_before() -> None:
     """Rows are kept for later passes, which may need shorter ones: those begin as the longer ones do."""
     cpu = torch.device("cpu")
-    short, long = (_row(3, 4, length, cpu) for length in (50, 5000))
+    short, long = (_row(4, length, cpu) for length in (50, 5000))
     assert long[:, :50].equal(short) and short.abs().max() < 1
     assert short[0].eq(0).all() and len(short.unique(dim=0)) == 5
 

@@ -263,9 +263,9 @@ def test_nothing_that_is_replayed_waits_for_a_number(
     given: tuple[StartingTensors, Tensor] = converted((inputs.tensors, ~padding), on_meta)
     rows, drawn = perturbation._row, []
 
-    def row_on_meta(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
+    def row_on_meta(copies: int, length: int, device: torch.device) -> Tensor:
         drawn.append(device)
-        return on_meta(rows(seed, copies, length, torch.device("cpu")))
+        return on_meta(rows(copies, length, torch.device("cpu")))
 
     monkeypatch.setattr(perturbation, "_row", row_on_meta)
     monkeypatch.setattr(perturbation, "_longest", {})

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, Scaled, spread
+from rankscope.deviation.scaled import HUGE, Entries, Scaled, as_tensor, largest_log, spread
 from rankscope.doubled import constant
 from rankscope.nets import ACTIVATIONS
 
@@ -155,6 +155,13 @@ def tanh_slope(Z: Tensor, W: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
     return 4 * sinh_share(D) / ((1 + (-2 * Z.abs()).exp()) * (1 + (-2 * W.abs()).exp())), exponent
 
 
+def tanh_difference(Z: Tensor, W: Tensor, step: Scaled, weight: float = 1.0) -> Entries:
+    """`tanh(W) - tanh(Z)` times a weight, where `step` is W - Z, cut as `as_tensor` does."""
+    slope, exponent = tanh_slope(Z, W, as_tensor(step))
+    size = Entries.of(step)
+    return Entries(size.sign, size.log.clamp(max=math.log(HUGE))) * Entries.product(weight * slope, exponent)
+
+
 def sinh_share(D: Tensor) -> Tensor:
     """The quotient `sinh(D) / (D e^|D|)`, 1 at D = 0."""
     return over(-torch.expm1(-2 * D.abs()), 2 * D.abs())
@@ -205,9 +212,3 @@ def over(a: Tensor, b: Tensor) -> Tensor:
     """The quotient a / b, one where |b| < 1e-290: subnormal numbers have too few digits for it."""
     gone = b.abs() < TINY
     return torch.where(gone, torch.ones_like(a), a / b.masked_fill(gone, 1.0))
-
-
-def largest_log(logs: Tensor) -> Tensor:
-    """The largest log of each sample."""
-    flat = logs.flatten(1)
-    return flat.amax(1).clamp(min=LOWEST / 4) if flat.shape[1] else flat.sum(1)

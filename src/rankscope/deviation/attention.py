@@ -13,23 +13,24 @@ Called by `rules.py` in this order: `common_heads` and `deviation_heads` project
 `gated` multiplies the result with gates.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation.activations import tanh_change
+from rankscope.deviation.activations import tanh_change, tanh_difference
 from rankscope.deviation.decisions import must_compute, saves_a_pass
-from rankscope.deviation.entries import Entries, as_tensor, tanh_difference
 from rankscope.deviation.mlp import affine, product, rows
-from rankscope.deviation.scaled import LogScales, Scaled, chosen, spread
+from rankscope.deviation.scaled import Entries, LogScales, Scaled, as_tensor, chosen, spread
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets import Architecture, Linear, TokenOrder, log_sigmoid
 from rankscope.shapes import Bool, Float, Int
 
 Visible = Bool[Tensor, "batch 1 row token"]
+EVERY = slice(None)  # all rows of a pattern
 SHORT = 0.01  # a head's output for a token below this share of the mean output is not formed as mean plus deviation
 
 
@@ -56,12 +57,6 @@ class Logits:
         """log P as an ordinary tensor, over the columns visible to each row; -inf elsewhere."""
         scores = self.ref[:, :, None] + self.D.explicit()
         return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, -torch.inf)
-
-    def restored(self, order: TokenOrder) -> "Logits":
-        """Scores with tokens in their original order, padding included."""
-        columns = order.restored_columns
-        fine = self.fine and self.fine.mapped(columns)
-        return Logits(columns(self.ref), self.D.mapped(order.restored_square), fine)
 
 
 @dataclass(frozen=True)
@@ -103,22 +98,61 @@ class DeviationPattern:
         """The product `P V` as ordinary tensors."""
         return self.matrix() @ V
 
-    def matrix(self) -> Float[Tensor, "batch head row token"]:
-        """The pattern P as an ordinary tensor."""
-        return self._matrix
+    def matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
+        """The pattern P as an ordinary tensor, or some rows of it."""
+        return self._matrix[:, :, rows]
+
+    def log_matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
+        """log P as an ordinary tensor, or some rows of it, for a pattern that has scores."""
+        assert self.logits is not None
+        return self.logits.log_softmax(self.visible)[:, :, rows]
+
+    def of_rows(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row ..."]:
+        """Numbers of all rows, where `compute` gives `[batch, head, row, ...]` of some."""
+        return compute(EVERY)
+
+    def farthest(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
+        """The largest number over all rows, where `compute` gives `[batch, head, row, token]` of some rows."""
+        return compute(EVERY).amax((-2, -1))
+
+    @property
+    def score_sizes(self) -> tuple[LogScales, LogScales] | None:
+        """(largest |ref|, log of the largest |D|) of each head's scores `ref_j + D_ij`; None without scores."""
+        return None if self.logits is None else (largest_score(self.logits.ref), self.logits.D.log_size())
 
     @property
     def largest_before_cap(self) -> LogScales | None:
         """The log of the largest score before the cap, in caps, by head; None if there is no cap."""
         return None if self.before_cap is None else self.before_cap.log_size()
 
-    def deciding(self) -> Float[Tensor, "batch head row token"]:
+    def deciding(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
         """The numbers that say which tokens are attended to, for a pattern that has scores: log P, or under a cap the
         scores before it, in caps; one value where a row does not see."""
         if self.before_cap is not None:
-            return self.before_cap.explicit().masked_fill(~self.visible, 0.0)
-        assert self.logits is not None
-        return self.logits.log_softmax(self.visible)
+            return self.before_cap.explicit().masked_fill(~self.visible, 0.0)[:, :, rows]
+        return self.log_matrix(rows)
+
+    def restored(self, order: TokenOrder, *, of_memory: bool = False) -> "DeviationPattern":
+        """The pattern with tokens in their original order, padding included; those of a memory were not moved."""
+        square, columns, top, logits = order.restored_square, order.restored_columns, self.top, self.logits
+        if of_memory:
+            square, columns = order.restored_rows, lambda p: p
+        else:
+            top = order.forth.gather(1, top.flatten(1)).view_as(top)
+        if logits is not None:
+            fine = logits.fine and logits.fine.mapped(columns)
+            logits = Logits(columns(logits.ref), logits.D.mapped(square), fine)
+        return replace(
+            self,
+            p=columns(self.p),
+            off_top=self.off_top.mapped(square),
+            top=top,
+            visible=square(self.visible),
+            logits=logits,
+            row_excess=self.row_excess and self.row_excess.mapped(order.restored_columns),
+            scaled_p=self.scaled_p and self.scaled_p.mapped(columns),
+            before_cap=self.before_cap and self.before_cap.mapped(square),
+        )
 
     @cached_property
     def _matrix(self) -> Float[Tensor, "batch head row token"]:
@@ -126,6 +160,11 @@ class DeviationPattern:
             return self.logits.softmax(self.visible)
         P = self.p[:, :, None] + self.Delta.explicit()
         return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
+
+
+def largest_score(ref: Float[Tensor, "batch head token"]) -> Float[Tensor, "batch head"]:
+    """The largest |score| of the reference row of each head that is a number."""
+    return ref.masked_fill(ref.isinf(), 0.0).abs().amax(-1)
 
 
 def with_top_column(off_top: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | None = None) -> Scaled:
@@ -158,8 +197,7 @@ class HeadOutputs(Values):
         """What each head adds to the attention branch, as a state of batch * head samples."""
         x = self.x.mapped(lambda t: torch.einsum("bhc,hcd->bhd", t, self.output))
         R = self.R.mapped(lambda t: torch.einsum("bhtc,hcd->bhtd", t, self.output))
-        of_heads = ValidTokens(valid.mask.repeat_interleave(len(self.output), 0))
-        return State(x.heads_as_samples(), R.heads_as_samples(), of_heads).tidy()
+        return State(x.heads_as_samples(), R.heads_as_samples(), valid.of_heads(len(self.output))).tidy()
 
 
 @runtime_checkable
@@ -218,11 +256,17 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
         plain = Scaled(P.times(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, plain, R)
     if len(active_heads) < arch.heads:
-        active = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
-        for head in active_heads:  # a list of them would have to cross to where the heads are
-            active[head] = 1.0
+        active = marked(active_heads, arch.heads, x.value)
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
     return HeadOutputs(x.normalised(), R.normalised(), v.valid, output)
+
+
+def marked(heads: Collection[int], count: int, like: Tensor) -> Float[Tensor, "head 1"]:
+    """One for these heads of `count`, zero for the others."""
+    flags = torch.zeros(count, 1, dtype=like.dtype, device=like.device)
+    for head in heads:  # a list of them would have to cross to where the heads are
+        flags[head] = 1.0
+    return flags
 
 
 FAINTEST = 1e-290  # sums of weights below this have lost digits: float64 has fewer of them below 1e-308
@@ -285,7 +329,7 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     z, d = (part if part.log.ndim > 1 else part.by_head() for part in (z, d))
     shape = heads.R.value.shape
     z, d, x, R = (part.heads_as_samples() for part in (z, d, heads.x, heads.R))
-    valid = heads.valid.mask.repeat_interleave(shape[1], 0)[..., None]
+    valid = heads.valid.of_heads(shape[1]).mask[..., None]
     distances = R.value.abs().amax(-1, keepdim=True).masked_fill(~valid, torch.inf)
     nearest = distances.argmin(1, keepdim=True)  # [sample, 1, 1]: a
 
@@ -305,12 +349,8 @@ def gated(heads: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     alone = (below & valid).any(1, keepdim=True)
     rest = rest.or_(tokens, alone)
     new_x = common.within(~alone).mapped(lambda t: t[:, 0])
-    return HeadOutputs(_of_heads(new_x, shape), _of_heads(rest.within(valid), shape), heads.valid, heads.output)
-
-
-def _of_heads(part: Scaled, shape: torch.Size) -> Scaled:
-    """Numbers of batch * head samples as those of heads again; `shape` begins with batch and head."""
-    return Scaled(part.value.view(*shape[:2], *part.value.shape[1:]), part.log.view(shape[:2]))
+    x, R = new_x.samples_as_heads(shape), rest.within(valid).samples_as_heads(shape)
+    return HeadOutputs(x, R, heads.valid, heads.output)
 
 
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
@@ -327,4 +367,4 @@ def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     top = torch.where(most < SHUT, most, 0.0)
     gate = (Z - top[:, None]).exp().where(top[:, None] < 0, Z.sigmoid())
     change = tanh_change(Z / 2, D / 2, d * 0.5) * 0.5
-    return _of_heads(Scaled(gate, top), shape), _of_heads(change.normalised(), shape)
+    return Scaled(gate, top).samples_as_heads(shape), change.normalised().samples_as_heads(shape)

@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Logits, Visible, with_top_column
+from rankscope.deviation.attention import Logits, Visible, largest_score, with_top_column
 from rankscope.deviation.cap import CapReference
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
@@ -213,6 +213,11 @@ class PatternByRows:
     def _most(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
         return torch.stack([compute(rows) for rows in self.maker.blocks()]).amax(0)
 
+    @property
+    def score_sizes(self) -> tuple[LogScales, LogScales]:
+        """(largest |ref|, log of the largest |D|) of each head's scores `ref_j + D_ij`."""
+        return largest_score(self.shared.ref), self.largest
+
     def log_matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of log P as an ordinary tensor."""
         return self.logits(rows).log_softmax(self.maker.visible(rows))
@@ -247,7 +252,7 @@ class PatternByRows:
             self,
             maker=self.maker.narrowed(sample, head),
             shared=ReferenceRow(*(part[sample, head] for part in self.shared)),
-            reference=Scaled(self.reference.value[sample, head], self.reference.log[sample, head]),
+            reference=self.reference[sample, head],
         )
         if "log" in vars(self):
             vars(part)["log"] = self.log[sample, head]
@@ -286,7 +291,7 @@ class StreamedDeviation(Deviation):
         """The pattern of the tokens' attention to the memory, of which only the shared row is held."""
         memory, valid = self.settings.memory, state.valid
         assert memory is not None
-        scores = self.cross_score_parts(cross_block, state)
+        scores = self.score_parts(cross_block, state, source=self.source)
         return self.rows(RowMaker(scores, lambda rows: memory.visible(valid.mask[:, rows]), valid, tokens=False))
 
     def rows(self, maker: RowMaker) -> PatternByRows:

@@ -29,10 +29,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.activations import largest_log, sinh_share, tanh_change
+from rankscope.deviation.activations import sinh_share, tanh_change, tanh_difference
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.entries import Entries, as_tensor, product, tanh_difference
-from rankscope.deviation.scaled import LogScales, Scaled, chosen, spread
+from rankscope.deviation.scaled import Entries, LogScales, Scaled, as_tensor, chosen, largest_log, spread
 from rankscope.doubled import quotient
 from rankscope.shapes import Bool, Int
 
@@ -53,8 +52,8 @@ class RowConstants(NamedTuple):
 
     def narrowed(self, sample: slice, head: slice) -> "RowConstants":
         """The parts of some samples and heads alone."""
-        c, rows = (Scaled(part.value[sample, head], part.log[sample, head]) for part in (self.c, self.rows))
-        return RowConstants(c, rows, self.queries[sample], self.keys[sample])
+        at = sample, head
+        return RowConstants(self.c[at], self.rows[at], self.queries[sample], self.keys[sample])
 
 
 class CapReference(NamedTuple):
@@ -79,19 +78,15 @@ class CapReference(NamedTuple):
             better = torch.ones_like(log, dtype=torch.bool) if least is None else log < least
             least = log if least is None else torch.where(better, log, least)
             r = chosen(better, constant.rows.mapped(lambda t, at=at, rows=rows: t[..., rows].gather(-1, at)), r)
-            row = chosen(better, D.mapped(lambda t, at=at: _row(t, at)), row)
+            place = at[..., None].expand(-1, -1, 1, D.value.shape[3])
+            row = chosen(better, D.mapped(lambda t, place=place: t.gather(2, place)[:, :, 0]), row)
         scores = (ref + row).value.masked_fill(~constant.keys[:, None], -torch.inf)
         return cls(torch.stack(sizes).amax(0), r, row, scores.argmax(-1, keepdim=True))
 
     def narrowed(self, sample: slice, head: slice) -> "CapReference":
         """The reference of some samples and heads alone."""
-        r, D = (Scaled(part.value[sample, head], part.log[sample, head]) for part in (self.r, self.D))
-        return CapReference(self.largest[sample, head], r, D, self.key[sample, head])
-
-
-def _row(t: Tensor, at: Int[Tensor, "batch head 1"]) -> Tensor:
-    """Row `at` of each head, `[batch, head, token]`."""
-    return t.gather(2, at[..., None].expand(-1, -1, 1, t.shape[3]))[:, :, 0]
+        at = sample, head
+        return CapReference(self.largest[at], self.r[at], self.D[at], self.key[at])
 
 
 def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: CapReference) -> tuple[Scaled, Scaled]:
@@ -112,10 +107,8 @@ def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: Ca
         queries, keys = (mask.repeat_interleave(shape[1], 0) for mask in (constant.queries, constant.keys))
         new_ref = chosen(reached, fine_ref.within(keys[:, None]), new_ref)
         new_D = chosen(reached, fine_D.within(keys[:, None] & queries[..., None]), new_D)
-    return tuple(  # type: ignore[return-value]
-        Scaled(value.view(*shape[:2], *value.shape[1:]), log.view(shape[:2])) * cap
-        for value, log in ((new_ref.value[:, 0], new_ref.log), (new_D.value, new_D.log))
-    )
+    new_ref = new_ref.mapped(lambda t: t[:, 0])
+    return new_ref.samples_as_heads(shape) * cap, new_D.samples_as_heads(shape) * cap
 
 
 def _bent(c: Tensor, r: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,6 +147,6 @@ def _about_scores(
     r, h, D = down.mapped(of_key), from_h + from_D_a, from_D + from_D_a * -1.0
     R, H, step = map(as_tensor, (r, h, D))
     x = s_ab + R + H
-    brackets = tanh_difference(x, x + step, D) + Entries.of(r) * Entries.of(h) * product(*_bent(s_ab, R, H))
+    brackets = tanh_difference(x, x + step, D) + Entries.of(r) * Entries.of(h) * Entries.product(*_bent(s_ab, R, H))
     near = (R.abs() <= 1) & (H.abs() <= 1) & (step.abs() <= 1)
     return shared, rest.or_(brackets, near)

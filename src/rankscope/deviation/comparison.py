@@ -29,8 +29,6 @@ FAINT = math.log(1e-12)  # the log of what a row attends to beside one token bel
 COLLAPSED = math.log(1e-100)  # the log of the share of tokens below which what they differ by may be due to a cut
 SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
 
-Pattern = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
-"""An attention pattern as a tensor, or a function that makes some rows of it."""
 AnyPattern = DeviationPattern | PatternByRows
 
 
@@ -39,20 +37,9 @@ def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
     return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
 
 
-def score_sizes(P: AnyPattern) -> tuple[LogScales, LogScales] | None:
-    """(largest |ref|, log of the largest |D|) of each head's scores `ref_j + D_ij`; None if P has none."""
-    if isinstance(P, PatternByRows):
-        ref, D = P.shared.ref, P.largest
-    elif P.logits is None:
-        return None
-    else:
-        ref, D = P.logits.ref, P.logits.D.log_size()
-    return ref.masked_fill(ref.isinf(), 0.0).abs().amax(-1), D
-
-
 def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with scores so large, before a cap, that their rounding may decide the softmax."""
-    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+    if not P.p.numel() or (sizes := P.score_sizes) is None:
         return _none(P)
     ref, D = sizes
     D = D if (before_cap := P.largest_before_cap) is None else torch.maximum(D, before_cap)
@@ -60,34 +47,24 @@ def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
     return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP + finer
 
 
-def attends_elsewhere(P: AnyPattern, second: Pattern) -> Bool[Tensor, " batch"]:
+def attends_elsewhere(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with steep scores where the second pass attends to other tokens than the first."""
     return steep_scores(P) & (pattern_difference(P, second).amax(1) > DIFFERENT)
 
 
-def pattern_difference(P: AnyPattern, second: Pattern) -> Float[Tensor, "batch head"]:
+def pattern_difference(P: AnyPattern, second: AnyPattern) -> Float[Tensor, "batch head"]:
     """The largest |difference| of an entry of the pattern between two passes, by head."""
-    if isinstance(second, Tensor):
-        assert isinstance(P, DeviationPattern)
-        return (P.matrix() - second).abs().amax((-2, -1))
-    assert isinstance(P, PatternByRows)
-    return P.farthest(lambda rows: (P.matrix(rows) - second(rows)).abs())
+    return P.farthest(lambda rows: (P.matrix(rows) - second.matrix(rows)).abs())
 
 
 def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with steep scores where two passes disagree on log P, by how much one token is attended to more
     than another, or under a cap, which hides that, on scores before it. They may have attended to the same token by
     chance."""
-    if not must_compute("comparison.undecided", steep_scores(P)):
+    if not must_compute("comparison.undecided", steep_scores(P)) or P.logits is None or second.logits is None:
         return _none(P)
-    if isinstance(P, PatternByRows):
-        assert isinstance(second, PatternByRows)
-        largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
-        return steep_scores(P) & (largest.amax(1) > UNDECIDED)
-    if not isinstance(second, DeviationPattern) or P.logits is None or second.logits is None:
-        return _none(P)
-    difference = _relative_difference(P.deciding(), second.deciding())
-    return steep_scores(P) & (difference.flatten(1).amax(1) > UNDECIDED)
+    largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
+    return steep_scores(P) & (largest.amax(1) > UNDECIDED)
 
 
 def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
@@ -98,7 +75,7 @@ def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
 def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
     """True for heads with scores so large that all were cut alike: which score of a row is largest is known, and not by
     how much."""
-    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+    if not P.p.numel() or (sizes := P.score_sizes) is None:
         return _none(P)[:, None].expand(P.p.shape[:2])
     ref, D = sizes
     return torch.maximum(D, ref.clamp(min=1e-300).log()) > CUT
@@ -115,10 +92,7 @@ def cut_away(P: AnyPattern, state: State) -> Bool[Tensor, " batch"]:
     cut = cut_heads(P)
     if not must_compute("comparison.cut_away", cut):
         return _none(P)
-    if isinstance(P, PatternByRows):
-        several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
-    else:
-        several = (P.matrix() - P.matrix().square()).amax((-2, -1))
+    several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
     differences = state.R.log_size()
     collapsed = differences - torch.maximum(state.x.log_size(), differences) < COLLAPSED
     return (cut & (several > math.exp(FAINT))).any(1) | cut.any(1) & collapsed
@@ -154,7 +128,7 @@ def state_distance(a: State, b: State, deep: bool = True) -> LogScales:
     (r, log_r), (q, log_q) = _direction(a), _direction(b)
     difference = torch.maximum(torch.linalg.vector_norm(r - q, dim=(1, 2)), (log_r - log_q).abs())
     difference = difference / (log_r.abs() / 1e3).clamp(min=1.0) if deep else difference
-    unit = torch.maximum(a.x.log_size(), a.R.log_size())
+    unit = a.log_size()
     mean_a, mean_b = ((state.x + state.mean).at(unit) for state in (a, b))
     shift = torch.linalg.vector_norm(mean_a - mean_b, dim=1)
     shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift

@@ -18,12 +18,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.comparison import attends_elsewhere, cut_away, state_distance, steep_scores, undecided
+from rankscope.deviation.comparison import state_distance
 from rankscope.deviation.perturbation import TORN, Perturbation, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, rounded, run_block
-from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
-from rankscope.deviation.second_pass import DeviationSecondPass, with_second_pass
+from rankscope.deviation.proved_zeros import UnprovedZeros, zeros_of_layer
+from rankscope.deviation.second_pass import DeviationSecondPass, undecided_attention, with_second_pass
 from rankscope.deviation.state import State
 from rankscope.nets import Transformer
 from rankscope.shapes import Bool
@@ -59,33 +58,18 @@ class Confirmation:
     @cached_property
     def zeros(self) -> UnprovedZeros:
         """Which samples and heads hold a zero that is rounding, in 32 digits too."""
-        passes, step, arch = self.passes, self.after, self.passes.inputs.net.arch
+        passes, step = self.passes, self.after
         if not step.layer:
-            return UnprovedZeros.none(self.before, arch.heads)
-        block, losses = passes.inputs.block(step.layer - 1), passes.rules.losses
-        suspect, short, losses.short = (
-            may_be_unproved(self.before, step, block.active_heads, arch.head_gate),
-            losses.short,
-            {},
-        )
-        for tokens in short.values():
-            suspect = suspect | tokens.any(-1)
-        if arch.parts:  # they have no rule for what may be zero: no zero is proved
-            return UnprovedZeros.all(self.before, step, block.active_heads)
-        if not bool(suspect.any()):
-            return UnprovedZeros.none(self.before, arch.heads)
-        return unproved(block, passes.rules, self.before, short)
+            return UnprovedZeros.none(self.before, passes.inputs.net.arch.heads)
+        block = passes.inputs.block(step.layer - 1)
+        return zeros_of_layer(block, passes.rules, self.before, step, block.active_heads)
 
     @cached_property
     def lost(self) -> Bool[Tensor, " batch"]:
         """True where nothing is known of the sample from this layer on, in 32 digits either: what
         `DeviationSecondPass.lost` is of float64."""
-        step, lost = self.after, self.lost_before | self.zeros.samples | self.passes.rules.losses.torn
-        for P, Q in ((step.attention, "attention"), (step.cross, "cross")):
-            if P is not None and bool(steep_scores(P).any()):
-                second: DeviationPattern = getattr(self.perturbed_inside, Q)
-                lost = lost | attends_elsewhere(P, second.matrix()) | undecided(P, second) | cut_away(P, step.state)
-        return lost
+        lost = self.lost_before | self.zeros.samples | self.passes.rules.losses.torn
+        return lost | undecided_attention(self.after, lambda: self.perturbed_inside)
 
     @cached_property
     def perturbed(self) -> DeviationStep:

@@ -6,7 +6,6 @@ of the block. Perturbed copies of the samples may go along in the same batch.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Values
 from rankscope.deviation.decisions import at_layer
-from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
+from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation, repeated
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
 from rankscope.nets import Block, Branching, Half, PassSettings, Transformer, traverse
@@ -122,8 +121,7 @@ def starting_state(net: Transformer, X: Tensor, settings: PassSettings, copies: 
     (`perturbation.py`), since the split into a common token and deviations rounds as any rule does."""
     if not copies:
         return State.of(X, settings.valid), settings
-    seen = {mask: M if len(M) == 1 else M.repeat(1 + copies, 1, 1, 1) for mask, M in settings.visible.items()}
-    settings = replace(settings, visible=seen, valid=settings.valid.repeat(1 + copies, 1))
+    settings = repeated(settings, 1 + copies)
     noise, X = Perturbation(copies=copies), X.repeat(1 + copies, 1, 1)
     X = X if net.weights.positions is None else noise.perturb(X)  # a sum, which was rounded
     return noise.of(State.of(X, settings.valid)), settings

@@ -47,21 +47,16 @@ def mixture(
     taken = (chosen & state.valid.mask[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
     for e in taken:
         output = mlp(arch, w.expert(e), state, perturb, arch.experts.limit)
-        added = _weighed(perturb(_column(p, e)), perturb(_column(Delta, e)), output)  # which may cancel
+        added = _weighed(perturb(p[:, e]), perturb(Delta[:, e]), output)  # which may cancel
         x, R = x + added.x, R + added.R
     if w.shared is not None:
         shared = mlp(arch, w.shared, state, perturb)
         if w.shared_gate is not None:
             gates = about_reference_row(_scores(state, w.shared_gate, perturb), state.valid, tokens=False)
             gate, change = _sigmoids(gates)
-            shared = _weighed(perturb(_column(gate, 0)), perturb(_column(change, 0)), shared)
+            shared = _weighed(perturb(gate[:, 0]), perturb(change[:, 0]), shared)
         x, R = x + shared.x, R + shared.R
     return State(x, R, state.valid), chosen_weights(logits.explicit(), arch.experts, chosen)
-
-
-def _column(part: Scaled, index: int) -> Scaled:
-    """The numbers of one expert."""
-    return Scaled(part.value[:, index], part.log[:, index])
 
 
 def _weighed(p: Scaled, Delta: Scaled, branch: State) -> State:

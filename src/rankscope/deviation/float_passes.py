@@ -90,10 +90,8 @@ class _NotesScores:
         self.lost = torch.zeros(samples, dtype=torch.bool, device=like.device)
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
-        if self.arch.norm_eps == 0:
-            shortest, longest = lengths(X, self.settings.valid)
-            in_range = (longest < LARGEST) & (longest > 1 / LARGEST)  # elsewhere both passes may take squares for zero
-            self.lost = self.lost | (shortest <= SHORT * longest) | ~in_range
+        if self.arch.norm_eps == 0:  # both passes may take squares of other tokens for zero
+            self.lost = self.lost | ~in_range(X, self.settings.valid)
         result: Tokens = super().norm(block, name, X)
         return result
 
@@ -215,18 +213,15 @@ class FloatPasses:
         X, mask = step.state, self.valid.mask
         empty = ~mask.any(-1)
         distance = relative_change(X, narrow.state, mask, self.valid.all).masked_fill(empty, 0.0)
-        shortest, longest = lengths(X, mask)
-        in_range = (longest < LARGEST) & (longest > 1 / LARGEST) & (shortest > SHORT * longest)
-        sees = (distance <= farthest) & in_range & known | empty
+        sees = (distance <= farthest) & in_range(X, mask) & known | empty
         return FloatLayer(step, narrow, numbers, narrow_numbers, distance, sees, mask)
 
 
-def lengths(
-    X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]
-) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """The largest |entry| of the shortest token of each sample, and of the longest."""
+def in_range(X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
+    """True for samples whose longest token float32 has numbers for, and beside which no token is too short."""
     size = largest_entry(X, 2)
-    return size.masked_fill(~valid, torch.inf).amin(-1), size.masked_fill(~valid, 0.0).amax(-1)
+    shortest, longest = size.masked_fill(~valid, torch.inf).amin(-1), size.masked_fill(~valid, 0.0).amax(-1)
+    return (longest < LARGEST) & (longest > 1 / LARGEST) & (shortest > SHORT * longest)
 
 
 def _narrowed(t: Tensor) -> Tensor:

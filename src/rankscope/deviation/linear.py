@@ -49,12 +49,12 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     if not must_compute("linear.far", far):
         return ref, D
     zero = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
-    return chosen(far, zero, ref), chosen(far, _sums(Wq, Wk), D)
+    return chosen(far, zero, ref), chosen(far, whole_log_weights(Wq, Wk), D)
 
 
-def whole_log_weights(q: Scaled, k: Scaled) -> Scaled:
-    """The scores as they are, of queries and keys `[batch, head, token, width]` without a common part."""
-    return _sums(*(Scaled(part.value, part.log.clamp(max=STEEPEST)).explicit() for part in (q, k)))
+def whole_log_weights(q: Tensor, k: Tensor) -> Scaled:
+    """The scores as sums of logs, of queries and keys `[batch, head, token, width]` as they are."""
+    return Scaled(linear_logs(q, k), q.new_zeros(q.shape[:2])).normalised()
 
 
 def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
@@ -88,8 +88,3 @@ def _log(u: Scaled, ratio: Tensor) -> Scaled:
     U = u.value * size
     near = u.value * over(torch.log1p(U.clamp(min=-LARGE)), U)
     return Scaled(torch.where(U.abs() > LARGE, ratio.log() / size, near), u.log)
-
-
-def _sums(q: Tensor, k: Tensor) -> Scaled:
-    """The scores of ordinary queries and keys, as sums of logs."""
-    return Scaled(linear_logs(q, k), q.new_zeros(q.shape[:2])).normalised()

@@ -86,14 +86,10 @@ class StateNormOperations:
         return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
 
 
-def _unit(log: Tensor, eps: float) -> Tensor:
-    """The log of the larger of e^log and sqrt(eps): the scale at which sd is of size one."""
-    return log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else log
-
-
 def _small(c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None) -> State:
     """Tokens c + r over their sd by the module's formula, r small beside c; `count` is d, or 1 for scale-only."""
-    unit = _unit(c.log, eps)
+    # The log of the larger of e^(c.log) and sqrt(eps): the scale at which sd is of size one.
+    unit = c.log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else c.log
     step = (r.log - c.log).clamp(max=STEEPEST).exp()[:, None]  # e^(s - a)
     shrink = (2 * (c.log - unit)).exp()[:, None]
     rest = (eps * (-2 * unit).exp())[:, None] if eps > 0 else torch.zeros_like(shrink)

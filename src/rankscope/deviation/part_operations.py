@@ -59,8 +59,7 @@ class PartOperations(Arithmetic):
         every_head, output = tuple(range(block.arch.heads)), block.weights.attention.output.weight
         V = Values(_as_head(values.x), _as_head(values.R), values.valid)
         averaged = mixed(block.arch, every_head, output, S, V)
-        x, R = (Scaled(part.value[:, 0], part.log[:, 0]) for part in (averaged.x, averaged.R))
-        return State(x, R, values.valid)
+        return State(averaged.x[:, 0], averaged.R[:, 0], values.valid)
 
     def shape_pattern(
         self, P: DeviationPattern, alpha: Tensor, beta: Tensor, gamma: Tensor, inside: State

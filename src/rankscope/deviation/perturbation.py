@@ -42,37 +42,25 @@ class Perturbation:
     """Moves the last digits of tensors, by another stretch of one long random row at each call."""
 
     def __init__(
-        self,
-        seed: int = 0,
-        largest_share: float | None = None,
-        units: int = UNITS,
-        copies: int = 0,
-        in_place: bool = False,
+        self, largest_share: float | None = None, units: int = UNITS, copies: int = 0, in_place: bool = False
     ) -> None:
         """An entry is moved by at most `largest_share` of itself; if left out, by `units` in its last place.
 
         With `copies`, tensors hold so many copies of all samples after the samples themselves, along the first axis,
         and the copies alone are moved, each in another way. With `in_place` they are moved where they lie."""
-        self.seed, self.largest_share, self.units, self.calls = seed, largest_share, units, 0
+        self.largest_share, self.units, self.calls = largest_share, units, 0
         self.copies, self.in_place = copies, in_place
         self.row = torch.zeros(1, 0, dtype=torch.float64)
 
-    def perturb(self, t: Tensor) -> Tensor:
-        """The tensor with every entry moved by a share of its own, the same in all samples."""
-        return self._moved(t, self.in_place and t.is_contiguous())
-
-    def copied(self, t: Tensor) -> Tensor:
-        """A perturbed copy of a tensor that others read as well."""
-        return self._moved(t, False)
-
-    def _moved(self, t: Tensor, in_place: bool) -> Tensor:
-        """The tensor perturbed, itself or a copy."""
+    def perturb(self, t: Tensor, copy: bool = False) -> Tensor:
+        """The tensor with every entry moved by a share of its own, the same in all samples; always a `copy` of a tensor
+        that others read as well."""
         if not t.numel():
             return t
         share, size = self._shares(t)
         share = share.view(-1, 1, *t.shape[1:])  # [1 + copies, 1, ...], or [1, 1, ...]
         of_each = t.reshape(len(share), -1, *t.shape[1:]) if self.copies else t[None]
-        if in_place:
+        if self.in_place and not copy and t.is_contiguous():
             moved = slice(1, None) if self.copies else slice(None)
             of_each[moved].addcmul_(of_each[moved], share[moved], value=size)
             return t
@@ -83,7 +71,7 @@ class Perturbation:
         count = t[0].numel()
         length = _length(count)
         if self.row.shape[1] < length or self.row.device != t.device:
-            self.row = (_kept if is_cached(count, t.device) else _row)(self.seed, self.copies, length, t.device)
+            self.row = (_kept if is_cached(count, t.device) else _row)(self.copies, length, t.device)
         keep(self.row)
         self.calls += 1
         start = self.calls * 1009 % (length - count)
@@ -98,13 +86,13 @@ class Perturbation:
 
     def scaled(self, part: Scaled) -> Scaled:
         """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log of."""
-        log = self._moved_log(part.log)
+        log = self._moved_log(part.log)  # first: shares are drawn in this order
         return Scaled(self.perturb(part.value), log)
 
     def _moved_log(self, log: Tensor) -> Tensor:
         """Logs perturbed, but for that of zero."""
         if not has_kernel(log):
-            return torch.where(log > LOWEST, self.copied(log), log)
+            return torch.where(log > LOWEST, self.perturb(log, copy=True), log)
         from rankscope.deviation.scaled_triton import moved_logs
 
         return moved_logs(log, *self._shares(log), LOWEST)
@@ -120,24 +108,24 @@ def _length(count: int) -> int:
     return 2 * count + 8192
 
 
-def _row(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
-    """Random numbers between -1 and 1, the same for the same seed on every device; with copies a row for
-    each of them, below a row of zeros for the samples themselves."""
+def _row(copies: int, length: int, device: torch.device) -> Tensor:
+    """Random numbers between -1 and 1, the same on every device; with copies a row for each of them, below a row of
+    zeros for the samples themselves."""
     # Each row is drawn by itself, so that of two lengths the shorter rows are the beginnings of the longer ones.
-    sources = [torch.Generator().manual_seed((seed + k * APART) % 2**32) for k in range(max(1, copies))]
+    sources = [torch.Generator().manual_seed(k * APART % 2**32) for k in range(max(1, copies))]
     rows = 2 * torch.stack([torch.rand(length, generator=source, dtype=torch.float64) for source in sources]) - 1
     return (torch.cat([torch.zeros_like(rows[:1]), rows]) if copies else rows).to(device)
 
 
-_longest: dict[tuple[int, int, torch.device], Tensor] = {}  # by seed and copies: shorter rows are their beginnings
+_longest: dict[tuple[int, torch.device], Tensor] = {}  # by copies: shorter rows are their beginnings
 MOST_ROWS = 8  # rows that are kept, the latest
 
 
-def _kept(seed: int, copies: int, length: int, device: torch.device) -> Tensor:
+def _kept(copies: int, length: int, device: torch.device) -> Tensor:
     """The random rows of `_row`, from the cache if they are there."""
-    rows = _longest.get((seed, copies, device))
+    rows = _longest.get((copies, device))
     if rows is None or rows.shape[1] < length:
-        rows = _longest[seed, copies, device] = _row(seed, copies, length, device)
+        rows = _longest[copies, device] = _row(copies, length, device)
         if len(_longest) > MOST_ROWS:
             _longest.pop(next(iter(_longest)), None)  # another thread may have removed it
     return rows[:, :length]
@@ -166,7 +154,7 @@ class NormLosses:
     def summed(self, *parts: Any) -> None:
         """Note the sizes of terms that were added up."""
         for part in parts if self.narrow or self.narrow_heads else ():
-            size = _log_size(part)
+            size = part.log_size() if isinstance(part, State) else part.abs().flatten(1).amax(1).log()
             self.terms = size if isinstance(self.terms, float) else torch.maximum(self.terms, size)
 
     def met(self, name: str, tokens: Any, valid: Tensor) -> None:
@@ -174,13 +162,13 @@ class NormLosses:
         if self.norm is None or not valid.shape[1]:
             return
         if self._can_lengthen(tokens):
-            size = (tokens.scaled_tokens if isinstance(tokens, State) else tokens).abs().amax(-1)
+            size = _in_units(tokens)[0].abs().amax(-1)
             longest = size.masked_fill(~valid, 0.0).amax(-1, keepdim=True)
             self.short[name] = ((size < SHORTEST * longest) | (size == 0)) & valid
         if not self.narrow:
             return
         self.summed(tokens)
-        X, log = (tokens.scaled_tokens, tokens.log) if isinstance(tokens, State) else (tokens, 0.0)
+        X, log = _in_units(tokens)
         sizes = self.norm.centre(X).abs().amax(-1).masked_fill(~valid, math.inf).amin(-1)
         limit = self.terms + math.log(self.share)
         self.torn = self.torn | (sizes.log() + log <= limit) & (self.least < limit)
@@ -201,10 +189,7 @@ class NormLosses:
         w, log_share = block.weights.attention, math.log(self.share)
         self.summed(tokens)
         for linear, latent in ((w.query, w.query_latent), (w.key, w.key_latent)):
-            inner = rules.latent(tokens, latent)
-            X, log = (
-                (inner.scaled_tokens, inner.log) if isinstance(inner, State) else (inner, inner.new_zeros(len(inner)))
-            )
+            X, log = _in_units(rules.latent(tokens, latent))
             W = linear.weight.flatten(1)
             sums, terms = X @ W, X.abs() @ W.abs()  # [batch, token, head]
             if linear.bias is not None:
@@ -216,12 +201,9 @@ class NormLosses:
             self.torn = self.torn | (torn.any(-1) & valid).any(-1)
 
 
-def _log_size(tokens: Any) -> Tensor:
-    """The log of the largest |entry| of each sample, of a state or a tensor."""
-    if isinstance(tokens, State):
-        return torch.maximum(tokens.x.log_size(), tokens.R.log_size())
-    size: Tensor = tokens.abs().flatten(1).amax(1).log()
-    return size
+def _in_units(tokens: State | Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens as an ordinary tensor in units of e^log, log) of a state or a tensor."""
+    return (tokens.scaled_tokens, tokens.log) if isinstance(tokens, State) else (tokens, tokens.new_zeros(len(tokens)))
 
 
 class _Watched:
@@ -278,26 +260,39 @@ class _Perturbed(_Watched):
         return self.noise.of(super().add(block, half, state, branches))
 
 
-class _PerturbedTokens(_Perturbed):
-    def through(self, X: Tensor, linear: Linear) -> Tensor:
-        """The product `X W + b`, perturbed before it is used."""
-        return self.noise.perturb(super().through(X, linear))
-
-
 def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassSettings:
     """The same settings with the memory of a decoder perturbed: a key of it that is zero but for rounding is the same
     in two passes that multiply the same numbers."""
     if settings.memory is None:
         return settings
-    return replace(settings, memory=replace(settings.memory, tokens=noise.copied(settings.memory.tokens)))
+    return replace(settings, memory=replace(settings.memory, tokens=noise.perturb(settings.memory.tokens, copy=True)))
 
 
-class PerturbedPlain(_PerturbedTokens, Plain):
+def repeated(settings: PassSettings, times: int) -> PassSettings:
+    """The settings of a batch that holds all samples so many times, one after the other; a mask may be one for all."""
+
+    def many(t: Tensor) -> Tensor:
+        return torch.cat([t] * times)
+
+    visible, memory = settings.visible, settings.memory
+    return replace(
+        settings,
+        visible={mask: t if len(t) == 1 else many(t) for mask, t in visible.items()},
+        valid=many(settings.valid),
+        memory=memory and replace(memory, tokens=many(memory.tokens), valid=many(memory.valid)),
+    )
+
+
+class PerturbedPlain(_Perturbed, Plain):
     """The plain arithmetic in float64, every result perturbed."""
 
-    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0, copies: int = 0) -> None:
-        self.noise, self.losses = Perturbation(seed, copies=copies), NormLosses(arch)
+    def __init__(self, arch: Architecture, settings: PassSettings, copies: int = 0) -> None:
+        self.noise, self.losses = Perturbation(copies=copies), NormLosses(arch)
         super().__init__(arch, _with_perturbed_memory(settings, self.noise))
+
+    def through(self, X: Tensor, linear: Linear) -> Tensor:
+        """The product `X W + b`, perturbed before it is used."""
+        return self.noise.perturb(super().through(X, linear))
 
 
 class PerturbedDeviation(_Perturbed, Deviation):
@@ -305,23 +300,17 @@ class PerturbedDeviation(_Perturbed, Deviation):
     and what is left of two may be one unit in the last place, the same in two passes by chance."""
 
     def __init__(
-        self,
-        arch: Architecture,
-        settings: PassSettings,
-        seed: int = 0,
-        copies: int = 0,
-        times: int = 1,
-        in_place: bool = False,
+        self, arch: Architecture, settings: PassSettings, copies: int = 0, times: int = 1, in_place: bool = False
     ) -> None:
         """Move entries by `times` as much as usual; the other arguments are those of a `Perturbation`."""
         super().__init__(arch, settings)
-        self._set_up(seed, copies, times, in_place)
+        self._set_up(copies, times, in_place)
 
-    def _set_up(self, seed: int, copies: int = 0, times: int = 1, in_place: bool = False) -> None:
-        """Draw the perturbations of this seed, of all samples or of `copies` of them."""
-        self.noise = Perturbation(seed, units=times * UNITS, copies=copies, in_place=in_place)
+    def _set_up(self, copies: int = 0, times: int = 1, in_place: bool = False) -> None:
+        """Draw the perturbations, of all samples or of `copies` of them."""
+        self.noise = Perturbation(units=times * UNITS, copies=copies, in_place=in_place)
         self.losses = NormLosses(self.arch)
-        self.of_scores = Perturbation(seed, units=16 * times * UNITS, copies=copies, in_place=in_place)
+        self.of_scores = Perturbation(units=16 * times * UNITS, copies=copies, in_place=in_place)
         self.perturb_tensor = self.of_scores.perturb
         self.settings = _with_perturbed_memory(self.settings, self.noise)
 
@@ -345,15 +334,13 @@ class PerturbedDeviation(_Perturbed, Deviation):
 class PerturbedRows(PerturbedDeviation, StreamedDeviation):
     """Deviation arithmetic with attention by rows, every result perturbed."""
 
-    def __init__(
-        self, net: Transformer, settings: PassSettings, seed: int = 0, block_bytes: int | None = None, times: int = 1
-    ) -> None:
+    def __init__(self, net: Transformer, settings: PassSettings, block_bytes: int | None, times: int) -> None:
         StreamedDeviation.__init__(self, net, settings, block_bytes)
-        self._set_up(seed, times=times)
+        self._set_up(times=times)
 
     def rows(self, maker: RowMaker) -> PatternByRows:
         """The pattern of perturbed scores, every row perturbed in the same way each time it is made."""
-        noise, calls = Perturbation(self.of_scores.seed, units=self.of_scores.units), self.of_scores.calls
+        noise, calls = Perturbation(units=self.of_scores.units), self.of_scores.calls
 
         def perturb(t: Tensor, start: int) -> Tensor:
             noise.calls = calls + start

@@ -55,6 +55,11 @@ class DeviationStep(NamedTuple):
     """The attention pattern by rows, if it is too large to be held; valid tokens come first in it."""
     cross_rows: PatternByRows | None = None  # the pattern over the memory by rows, if it is too large to be held
 
+    @property
+    def patterns(self) -> tuple[DeviationPattern | PatternByRows | None, DeviationPattern | PatternByRows | None]:
+        """(the attention pattern, the pattern over the memory), held or by rows."""
+        return self.attention or self.rows, self.cross or self.cross_rows
+
 
 def applies(net: Transformer) -> bool:
     """True if deviation arithmetic has a rule for every part of the network.
@@ -203,24 +208,14 @@ class PassInputs:
         by_rows: bool = False,
         block_bytes: int | None = None,
     ) -> "PassInputs":
-        """The inputs of a pass, as `propagate` takes them.
-
-        Args:
-            net: The network, brought to float64.
-            X: Its input tokens `[batch, token, width]`.
-            padding: True at positions `[batch, token]` that are no tokens.
-            doubled: Whether numbers have doubled precision.
-            by_rows: Whether attention goes by blocks of rows.
-            block_bytes: The bytes of such a block.
-        """
+        """The inputs of a pass; the arguments are those of `propagate`."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
             X, valid, order = net.prepared(Doubled.of(X), padding)
             settings = net.settings(X, valid)
-            if settings.memory is not None:
-                wide = replace(settings.memory, tokens=Doubled.of(settings.memory.tokens))
-                settings = replace(settings, memory=wide)
+            if (memory := settings.memory) is not None:
+                settings = replace(settings, memory=replace(memory, tokens=Doubled.of(memory.tokens)))
             return cls(net, X, None, settings, order, doubled)
         X, valid, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
@@ -263,35 +258,15 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     """The step with tokens in their original order: padding was moved to the end before the pass."""
     if order is None:
         return step
-    state, P = step.state, step.attention
+    state = step.state
     valid = ValidTokens(state.valid.mask.gather(1, order.back))
-    if P is not None:
-        P = replace(
-            P,
-            p=order.restored_columns(P.p),
-            off_top=P.off_top.mapped(order.restored_square),
-            top=order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
-            visible=order.restored_square(P.visible),
-            logits=P.logits and P.logits.restored(order),
-            row_excess=P.row_excess and P.row_excess.mapped(order.restored_columns),
-            scaled_p=P.scaled_p and P.scaled_p.mapped(order.restored_columns),
-            before_cap=P.before_cap and P.before_cap.mapped(order.restored_square),
-        )
     return step._replace(
         state=State(state.x, state.R.mapped(order.restored), valid),
-        attention=P,
+        attention=step.attention and step.attention.restored(order),
         heads=step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored_rows)),
         routing=None if step.routing is None else order.restored(step.routing),
-        cross=step.cross and _restored_rows(step.cross, order),
+        cross=step.cross and step.cross.restored(order, of_memory=True),
     )
-
-
-def _restored_rows(P: DeviationPattern, order: TokenOrder) -> DeviationPattern:
-    """The pattern over a memory with its rows in their original order; the memory's tokens were not moved."""
-    logits = P.logits and replace(P.logits, D=P.logits.D.mapped(order.restored_rows))
-    off_top, visible = P.off_top.mapped(order.restored_rows), order.restored_rows(P.visible)
-    before_cap = P.before_cap and P.before_cap.mapped(order.restored_rows)
-    return replace(P, off_top=off_top, visible=visible, logits=logits, before_cap=before_cap)
 
 
 def finish(net: Transformer, state: State) -> State:

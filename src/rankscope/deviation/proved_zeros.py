@@ -9,8 +9,8 @@ zero, from what is zero among tokens and weights alone (weights of attention are
 activations are zero at zero only, but for relu, whose zeros are those of its numbers). Where a token that enters a
 norm, a token after the block, or all that tokens differ by is zero in numbers and not in the support, it was rounded to
 zero, and nothing is known of the sample from there on; where it is all that the outputs of a head differ by, nothing
-is known of that head. `second_pass.py` and `confirm.py` ask this only of layers
-where something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
+is known of that head. `zeros_of_layer`, which `second_pass.py` and `confirm.py` call, asks this only of layers where
+something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
 """
 
 import math
@@ -20,11 +20,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Mixable, Values, common_heads, deviation_heads
+from rankscope.deviation.attention import (
+    DeviationPattern,
+    HeadOutputs,
+    Mixable,
+    Values,
+    common_heads,
+    deviation_heads,
+    marked,
+)
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.comparison import SHORTEST, short_tokens
+from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import affine
-from rankscope.deviation.perturbation import NEGLIGIBLE
+from rankscope.deviation.perturbation import NEGLIGIBLE, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
@@ -66,8 +75,44 @@ class UnprovedZeros(NamedTuple):
         """Every zero of a layer, `before` the tokens before it, and of its active heads."""
         assert step.heads is not None
         equal = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
-        is_active = torch.tensor([head in active for head in range(equal.shape[1])], device=equal.device)
+        is_active = marked(active, equal.shape[1], step.heads.R.value)[:, 0] > 0
         return cls(may_be_unproved(before, step, ()), equal & is_active)
+
+
+def of_either(flags: Tensor, samples: int) -> Tensor:
+    """Flags of samples, or of their heads; where two passes ran as one batch, True where the flag of either is."""
+    return flags.view(2, samples, *flags.shape[1:]).any(0) if len(flags) > samples else flags
+
+
+def zeros_of_layer(
+    block: Block,
+    rules: PerturbedDeviation | WatchedDeviation,
+    before: State,
+    step: DeviationStep,
+    active: Sequence[int],
+    entered: State | None = None,
+) -> UnprovedZeros:
+    """Which samples and heads hold a zero after a layer that may be due to rounding.
+
+    Args:
+        block: The layer.
+        rules: Those of a pass that has just gone through it, and noted tokens that were zero, or nearly.
+        before: The tokens before the layer, in the pass that `step` is of.
+        step: The layer.
+        active: Heads whose outputs are looked at.
+        entered: The tokens before the layer in the pass of `rules`, which may be both passes as one batch; left out,
+            `before`.
+    """
+    suspect, samples = may_be_unproved(before, step, active, block.arch.head_gate), len(before.valid.mask)
+    short, rules.losses.short = rules.losses.short, {}
+    for tokens in short.values():
+        suspect = suspect | of_either(tokens.any(-1), samples)
+    if block.arch.parts:  # they have no rule for what may be zero: no zero is proved
+        return UnprovedZeros.all(before, step, active)
+    if not must_compute("proved_zeros.suspect", suspect):
+        return UnprovedZeros.none(before, block.arch.heads)
+    zeros = unproved(block, rules, before if entered is None else entered, short)
+    return UnprovedZeros(*(of_either(flags, samples) for flags in zeros))
 
 
 def may_be_unproved(
@@ -79,7 +124,7 @@ def may_be_unproved(
     zero = (step.state.R.log <= LOWEST) & (before.R.log > LOWEST)
     if step.heads is not None:
         lost = equal_outputs(step.heads.R.value, step.state.valid) & (before.R.log > LOWEST)[:, None]
-        lost = lost | zero_outputs(step.heads) if gated else lost
+        lost = lost | zero_outputs(step.heads).any(-1) if gated else lost
         if len(active) < lost.shape[1]:  # a list of them would have to cross to where the heads are
             lost = torch.stack([lost[:, head] for head in active], 1) if active else lost[:, :0]
         zero = zero | lost.any(1)
@@ -96,10 +141,10 @@ def equal_outputs(R: Tensor, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
     return (most == least).all(-1) & (valid.count > 1)
 
 
-def zero_outputs(heads: HeadOutputs) -> Bool[Tensor, "batch head"]:
-    """True for heads that give some token an output of zero."""
+def zero_outputs(heads: HeadOutputs) -> Bool[Tensor, "batch head token"]:
+    """True for tokens to which a head gives an output of zero."""
     zero = (heads.R.value == 0).all(-1) & (heads.x.value == 0).all(-1)[..., None]
-    return (zero & heads.valid.mask[:, None]).any(-1)
+    return zero & heads.valid.mask[:, None]
 
 
 def unproved(block: Block, rules: Deviation, before: State, short: Mapping[str, Tensor]) -> UnprovedZeros:
@@ -188,9 +233,7 @@ class SupportRules(Arithmetic):
         equal = alike if self.arch.kernel == "uniform" else alike & (first.sum(-1) == 1)
         shared = R.any(2) & equal[:, None, None]
         x, R = values.x | shared, R & ~equal[:, None, None, None]
-        active = torch.zeros(self.arch.heads, 1, dtype=torch.bool, device=x.device)
-        for head in self.active_heads(block):
-            active[head] = True
+        active = marked(self.active_heads(block), self.arch.heads, heads.x.value) > 0
         R = R & active[:, None]
         return self._compared_heads(Support(heads, x & active, R))
 
@@ -206,9 +249,8 @@ class SupportRules(Arithmetic):
         assert gate is not None
         zeros = Linear((gate.weight != 0).double())
         d = deviation_heads(Scaled.plain(state.R.double()), zeros, self.arch).value > 0
-        R, x = heads.numbers.R.value, heads.numbers.x.value
-        lost = (R == 0).all(-1) & (x == 0).all(-1)[..., None] & (heads.R.any(-1) | heads.x.any(-1)[..., None])
-        self.lost_heads = self.lost_heads | (lost & heads.numbers.valid.mask[:, None]).any(-1)
+        lost = zero_outputs(heads.numbers) & (heads.R.any(-1) | heads.x.any(-1)[..., None])
+        self.lost_heads = self.lost_heads | lost.any(-1)
         outputs = self.rules.gate(block, heads.numbers, state.numbers)
         return self._compared_heads(Support(outputs, heads.x, heads.R | d & heads.x[:, :, None]))
 

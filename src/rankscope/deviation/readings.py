@@ -2,14 +2,13 @@
 
 Called by `profiles/readers.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
 metric that brings a `rule` is read by it at any scale, off the interfaces of `metrics/log_readings.py`, which
-the three classes below are. Others are read off ordinary float64 tokens in units of their own size, `X = e^s
+the two classes below are. Others are read off ordinary float64 tokens in units of their own size, `X = e^s
 Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +31,14 @@ def read(metric: Metric, step: DeviationStep) -> Reading | None:
     if metric.of == "routing":
         return None if step.routing is None else metric.read(step.routing, padding, unit=UNIT)
     if metric.of == "attention":
-        if step.rows is not None:
-            return _of_rows(metric, step.rows)
-        return None if step.attention is None else _of_pattern(metric, step.attention, padding)
+        P = step.patterns[0]
+        if P is None:
+            return None
+        if isinstance(P, PatternByRows):
+            return _of_rows(metric, P)
+        return (
+            metric.read(P.matrix(), padding, unit=UNIT) if metric.rule is None else metric.rule(_Attention(P, padding))
+        )
     if metric.of == "tokens":
         return _of_state(metric, step.state)
     if step.heads is None:
@@ -75,46 +79,30 @@ class _StateTokens:
 
 
 @dataclass(frozen=True, eq=False)
-class _WholePattern:
-    """Attention that is held, as rules of metrics see it: `ScaledPattern`."""
+class _Attention:
+    """Attention, held or with rows that are made as they are asked for, as rules of metrics see it: `ScaledPattern`."""
 
-    attention: DeviationPattern
-    padding: Tensor
+    pattern: DeviationPattern | PatternByRows
+    padding: Tensor  # by rows, valid tokens come first
 
     @property
-    def differences(self) -> tuple[Tensor, LogScales]:
-        Delta = self.attention.by_head
+    def differences(self) -> tuple[Tensor | PatternRows, LogScales]:
+        P = self.pattern
+        if isinstance(P, PatternByRows):
+            return P.by_head(lambda of_head, rows: of_head.Delta(rows)), P.log
+        Delta = P.by_head
         return Delta.value, Delta.log
 
     def log_rows(self, number: Callable[[Tensor], Tensor]) -> Tensor | None:
-        P = self.attention
+        P = self.pattern
         if P.logits is None or P.signed or not self.padding.shape[1]:
             return None
-        return number(P.logits.log_softmax(P.visible))
+        return P.of_rows(lambda rows: number(P.log_matrix(rows)))
 
     def matrix(self) -> Tensor:
-        return self.attention.matrix()
-
-
-@dataclass(frozen=True, eq=False)
-class _StreamedPattern:
-    """Attention whose rows are made as they are asked for, as rules of metrics see it: `ScaledPattern`."""
-
-    attention: PatternByRows
-
-    @property
-    def padding(self) -> Tensor:
-        return ~self.attention.maker.valid.mask
-
-    @property
-    def differences(self) -> tuple[PatternRows, LogScales]:
-        return self.attention.by_head(lambda P, rows: P.Delta(rows)), self.attention.log
-
-    def log_rows(self, number: Callable[[Tensor], Tensor]) -> Tensor | None:
-        return self.attention.of_rows(lambda rows: number(self.attention.log_matrix(rows)))
-
-    def matrix(self) -> Any:
-        raise NotImplementedError("a rule with rule_streams=True must not ask for the matrix")
+        if isinstance(self.pattern, PatternByRows):
+            raise NotImplementedError("a rule with rule_streams=True must not ask for the matrix")
+        return self.pattern.matrix()
 
 
 def _of_state(metric: Metric, state: State) -> Reading:
@@ -130,16 +118,10 @@ def _of_state(metric: Metric, state: State) -> Reading:
     return Reading(*(part.masked_fill(broken, torch.nan) for part in (reading.value, reading.log10, reading.floor)))
 
 
-def _of_pattern(metric: Metric, P: DeviationPattern, padding: Tensor) -> Reading:
-    if metric.rule is not None:
-        return metric.rule(_WholePattern(P, padding))
-    return metric.read(P.matrix(), padding, unit=UNIT)
-
-
 def _of_rows(metric: Metric, P: PatternByRows) -> Reading:
     """By rows that are made as they are asked for."""
     if metric.rule is not None:
-        return metric.rule(_StreamedPattern(P))
+        return metric.rule(_Attention(P, ~P.maker.valid.mask))
     valid, by_row = P.maker.valid.mask, metric.by_row
     if by_row is not None:
         numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), valid[:, None]))

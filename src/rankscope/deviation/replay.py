@@ -48,12 +48,6 @@ class CachedComputation:
     size: int = 0  # bytes of the result of its graph, and of what the function keeps alive
     changes: int = 0  # how often a violation changed the answers
 
-    def answered_anew(self, answers: Answers) -> None:
-        """Presume other answers from now on; none, once they have changed too often."""
-        self.changes += 1
-        self.answers = {} if self.changes > PATIENCE else answers
-        self.run, self.size = None, 0
-
 
 @dataclass
 class ReplayCache:
@@ -82,40 +76,37 @@ class ReplayCache:
             capture: Whether a graph may be made of the function.
         """
         with self.lock, on_device_of(inputs):  # by one thread at a time: a graph has one place for inputs and result
-            if net is None:
-                return self._run(key, function, inputs, capture, 0)
-            return self._run((key, weights_key(net)), function, inputs, capture, bytes_of_weights(net))
-
-    def _run(self, key: Hashable, function: Callable[[Any], Result], inputs: Any, capture: bool, held: int) -> Result:
-        """`run`; the function keeps `held` bytes alive."""
-        inputs = converted(inputs, lambda t: t)  # fresh objects: what they cache would not be asked a second time
-        full_key = (key, form(inputs))
-        cached = self.computations.get(full_key)
-        if cached is None:
-            with answering(Recording()) as asking:
-                result = function(inputs)
-            self.computations[full_key] = CachedComputation(asking.answers)
-            if len(self.computations) > MOST_COMPUTATIONS:
-                self.computations.popitem(last=False)
+            inputs = converted(inputs, lambda t: t)  # fresh objects: what they cache would not be asked a second time
+            full_key = (key if net is None else (key, weights_key(net)), form(inputs))
+            cached = self.computations.get(full_key)
+            if cached is None:
+                with answering(Recording()) as asking:
+                    result = function(inputs)
+                self.computations[full_key] = CachedComputation(asking.answers)
+                if len(self.computations) > MOST_COMPUTATIONS:
+                    self.computations.popitem(last=False)
+                return result
+            self.computations.move_to_end(full_key)
+            try:
+                if cached.run is None:
+                    held = 0 if net is None else sum(t.nbytes for t in _weights(net))
+                    self._prepare(cached, function, inputs, capture, held)
+                assert cached.run is not None
+                result, violations = cached.run(inputs)
+                violated = bool(violations.any())
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError):
+                # What was presumed falsely may give NaN, which metrics and decompositions refuse. Any other error comes
+                # again when the numbers are asked.
+                violated = True
+            if violated:
+                with answering(Recording(at_most=cached.answers)) as asking:
+                    result = function(inputs)
+                cached.changes, cached.run, cached.size = cached.changes + 1, None, 0
+                # None are presumed any more once they have changed too often.
+                cached.answers = {} if cached.changes > PATIENCE else asking.answers
             return result
-        self.computations.move_to_end(full_key)
-        try:
-            if cached.run is None:
-                self._prepare(cached, function, inputs, capture, held)
-            assert cached.run is not None
-            result, violations = cached.run(inputs)
-            violated = bool(violations.any())
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError):
-            # What was presumed falsely may give NaN, which metrics and decompositions refuse. Any other error comes
-            # again when the numbers are asked.
-            violated = True
-        if violated:
-            with answering(Recording(at_most=cached.answers)) as asking:
-                result = function(inputs)
-            cached.answered_anew(asking.answers)
-        return result
 
     def clear(self) -> None:
         """Forget all computations, and free the memory that their graphs hold."""
@@ -125,7 +116,7 @@ class ReplayCache:
     def _prepare(
         self, cached: CachedComputation, function: Callable[[Any], Any], inputs: Any, capture: bool, held: int
     ) -> None:
-        """Make `cached.run`: the function with answers presumed, captured on a GPU."""
+        """Make `cached.run`: the function, which keeps `held` bytes alive, with answers presumed; captured on a GPU."""
         answers, like = cached.answers, tensors_of(inputs)[0]
         kept: list[Tensor] = []  # lives as long as `run`, which the graph's replay holds
 
@@ -219,11 +210,6 @@ def can_replay(net: Transformer, shape: torch.Size, held: int) -> bool:
         return True
     layer = samples * tokens * (3 * arch.heads * tokens + 4 * arch.width) * 8
     return held * layer <= torch.cuda.mem_get_info(net.device)[1] * MEMORY_SHARE
-
-
-def bytes_of_weights(net: Transformer) -> int:
-    """The bytes of the weights of a network in memory."""
-    return sum(t.nbytes for t in _weights(net))
 
 
 def weights_key(net: Transformer) -> Hashable:

@@ -70,13 +70,22 @@ class Deviation(PartOperations):
         """Scores as a row `ref` shared by all queries and the rest D."""
         return parts.scores()
 
-    def score_parts(self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None) -> ScoreParts:
-        """The queries, keys and positions that the scores are made of (`scores.py`); `bias` makes rows of
-        what positions add, if the settings do not hold all of it."""
+    def score_parts(
+        self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None, source: State | None = None
+    ) -> ScoreParts:
+        """The queries, keys and positions that the scores are made of (`scores.py`); `bias` makes rows of what
+        positions add, if the settings do not hold all of it. Keys are of the `source`, a memory, or of the tokens."""
         w = block.weights.attention
-        queries, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
+        if source is None:
+            queries, keys, settings = (
+                self.latent(state, w.query_latent),
+                self.latent(state, w.key_latent),
+                self.settings,
+            )
+        else:
+            queries, keys, settings = state, source, self.settings.bare()
         perturbations = (self.perturb, self.perturb_tensor)
-        return StateHeads(self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias).parts()
+        return StateHeads(self.arch, block.index, w, queries, settings, *perturbations, keys, bias).parts()
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
         """The state that queries, or keys and values, are linear in, where attention has latents: the latent
@@ -127,14 +136,8 @@ class Deviation(PartOperations):
         """The pattern of the tokens' attention to the memory."""
         assert self.settings.memory is not None
         visible = self.settings.memory.visible(state.valid.mask)
-        parts = self.cross_score_parts(cross_block, state)
+        parts = self.score_parts(cross_block, state, source=self.source)
         return replace(split(self.scores(parts), visible, state.valid, tokens=False), before_cap=parts.before_cap())
-
-    def cross_score_parts(self, cross_block: Block, state: State) -> ScoreParts:
-        """The queries of tokens and keys of the memory that scores against the memory are made of."""
-        w, settings = cross_block.weights.attention, self.settings.bare()
-        perturbations = (self.perturb, self.perturb_tensor)
-        return StateHeads(self.arch, cross_block.index, w, state, settings, *perturbations, self.source).parts()
 
     @cached_property
     def source(self) -> State:

@@ -2,7 +2,8 @@
 
 float64 ends at 1e-308; the residual of pure attention is at 1e-3964 by layer 8. A tensor V of entries of
 about size one with the log of its scale beside it has no such end: the log is itself a float64, good down to
-`LOWEST`. Every file of `deviation` computes with these; this one calls only `decisions.py`.
+`LOWEST`. `Entries` have a log for every number. Every file of `deviation` computes with these; this one calls only
+`decisions.py`.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ be zero, and must not set the scale of the sum."""
 HAS_TRITON = find_spec("triton") is not None
 ROOT_OF_LARGEST = 1e150  # numbers up to which squares stay in range
 SMALL = 1e-200  # factors below this go into the log
+HUGE = 1e299  # `as_tensor` cuts numbers here
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,14 @@ class Scaled:
     def heads_as_samples(self) -> "Scaled":
         """Numbers `[batch, head, ...]` that have a log per sample and head, as those of batch * head samples."""
         return Scaled(self.value.flatten(0, 1), self.log.flatten())
+
+    def samples_as_heads(self, shape: tuple[int, ...]) -> "Scaled":
+        """The inverse of `heads_as_samples`, where `shape` begins with batch and head."""
+        return Scaled(self.value.view(*shape[:2], *self.value.shape[1:]), self.log.view(shape[:2]))
+
+    def __getitem__(self, at: Any) -> "Scaled":
+        """Some samples, or some heads of samples, by an index of the axes that the log has too."""
+        return Scaled(self.value[at], self.log[at])
 
     def together(self) -> "Scaled":
         """Numbers that have a log per head, with one log per sample: that of the largest head."""
@@ -206,3 +216,62 @@ def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:
 def spread(per_sample: Tensor, like: Tensor) -> Tensor:
     """A tensor per sample as `[batch, 1, 1, ...]`, with as many axes as `like`, to multiply it."""
     return per_sample.reshape(*per_sample.shape, *[1] * (like.ndim - per_sample.ndim))
+
+
+def largest_log(logs: Tensor) -> Tensor:
+    """The largest log of each sample."""
+    flat = logs.flatten(1)
+    return flat.amax(1).clamp(min=LOWEST / 4) if flat.shape[1] else flat.sum(1)
+
+
+def as_tensor(part: Scaled) -> Tensor:
+    """Scaled numbers as an ordinary tensor, cut at 1e299."""
+    beyond = (part.log - STEEPEST).clamp(0.0, STEEPEST).exp()
+    return (part.explicit() * spread(beyond, part.value)).clamp(-HUGE, HUGE)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Numbers `sign e^log`, each with a log-scale of its own; where sign is zero, the log is -inf.
+
+    One scale for all numbers of a sample or head is not enough where numbers of very different size are multiplied, as
+    gates of heads (`attention.py`) and scores at their cap (`cap.py`): what is left of the largest may be less than
+    what underflowed beside it."""
+
+    sign: Tensor
+    log: Tensor
+
+    @classmethod
+    def of(cls, part: Scaled) -> "Entries":
+        """Scaled numbers with a scale for every entry."""
+        return cls(part.value.sign(), spread(part.log, part.value) + part.value.abs().log())
+
+    @classmethod
+    def product(cls, factor: Tensor, exponent: Tensor) -> "Entries":
+        """The numbers `factor e^exponent`, entry by entry, at any scale."""
+        return cls(factor.sign(), factor.abs().log() + exponent)
+
+    def mapped(self, f: Callable[[Tensor], Tensor]) -> "Entries":
+        """The entries as `f`, which moves or repeats entries of a tensor, leaves them."""
+        return Entries(f(self.sign), f(self.log))
+
+    def __mul__(self, other: "Entries") -> "Entries":
+        return Entries(self.sign * other.sign, self.log + other.log)
+
+    def __neg__(self) -> "Entries":
+        return Entries(-self.sign, self.log)
+
+    def __add__(self, other: "Entries") -> "Entries":
+        unit = torch.maximum(self.log, other.log).clamp(min=LOWEST)
+        total = self.sign * (self.log - unit).exp() + other.sign * (other.log - unit).exp()
+        return Entries(total.sign(), unit + total.abs().log())
+
+    def or_(self, other: "Entries", where: Bool[Tensor, "..."]) -> "Entries":
+        """These numbers, and those of `other` where a condition holds."""
+        return Entries(torch.where(where, other.sign, self.sign), torch.where(where, other.log, self.log))
+
+    def within(self, mask: Bool[Tensor, "sample ..."]) -> Scaled:
+        """The numbers at the scale of each sample's largest, zero outside of the mask."""
+        log = self.log.masked_fill(~mask, -torch.inf)
+        largest = largest_log(log)
+        return Scaled(self.sign * (log - spread(largest, log)).exp(), largest).normalised()

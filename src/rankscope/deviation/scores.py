@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import common_heads, deviation_heads
+from rankscope.deviation.attention import EVERY, common_heads, deviation_heads
 from rankscope.deviation.cap import CapReference, RowConstants, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import normed
@@ -30,7 +30,6 @@ from rankscope.nets import Architecture, AttentionWeights, NormWeights, PassSett
 from rankscope.shapes import Float, Int
 
 HeadNorm = Callable[[Scaled, Scaled, NormWeights], tuple[Scaled, Scaled]]  # Of queries or keys, common part and rest
-EVERY = slice(None)
 
 
 class Scores(NamedTuple):
@@ -48,14 +47,14 @@ class ScoreParts:
     arch: Architecture
     w: AttentionWeights
     ref: Scaled  # [batch, head, token], before a cap
-    products: tuple[tuple[Scaled, Scaled], ...]
-    """Pairs of queries and keys `[batch, head, token, head_width]`: D is the sum of their products."""
-    offset: tuple[Scaled, ...]  # the queries that are multiplied with relative positions, `sinusoids`
-    sinusoids: Tensor | None
-    bias: Callable[[slice], Tensor] | None  # gives what positions add to some rows, after the divisor
-    constant: RowConstants | None  # the parts of scores that are constant along rows, under a cap; None without
     rows: int
     heads: slice  # which heads of the layer these are
+    products: tuple[tuple[Scaled, Scaled], ...] = ()
+    """Pairs of queries and keys `[batch, head, token, head_width]`: D is the sum of their products."""
+    offset: tuple[Scaled, ...] = ()  # the queries that are multiplied with relative positions, `sinusoids`
+    sinusoids: Tensor | None = None
+    bias: Callable[[slice], Tensor] | None = None  # gives what positions add to some rows, after the divisor
+    constant: RowConstants | None = None  # the parts of scores that are constant along rows, under a cap
     gain: Float[Tensor, "batch 1"] | None = None
     """The factor of scores that grow with the number of tokens (`log_gain`), applied after the cap."""
     held: Scores | None = None  # all scores, for a kernel whose scores are no sum of products
@@ -114,16 +113,12 @@ class ScoreParts:
 
     def narrowed(self, sample: slice, head: slice) -> "ScoreParts":
         """The parts of some samples and heads alone."""
-
-        def part(of: Scaled) -> Scaled:
-            return Scaled(of.value[sample, head], of.log[sample, head])
-
-        bias = self.bias
+        bias, at = self.bias, (sample, head)
         return replace(
             self,
-            ref=part(self.ref),
-            products=tuple((part(a), part(b)) for a, b in self.products),
-            offset=tuple(map(part, self.offset)),
+            ref=self.ref[at],
+            products=tuple((a[at], b[at]) for a, b in self.products),
+            offset=tuple(part[at] for part in self.offset),
             bias=None if bias is None else lambda rows: bias(rows)[..., head, :, :],
             constant=self.constant and self.constant.narrowed(sample, head),
             heads=head,
@@ -185,12 +180,11 @@ class StateHeads:
 
     def equal(self) -> ScoreParts:
         """Scores that are equal everywhere, of uniform attention."""
-        return ScoreParts(self.arch, self.w, self._zero_ref(), (), (), None, None, None, self.rows, EVERY)
+        return ScoreParts(self.arch, self.w, self._zero_ref(), self.rows, EVERY)
 
     def given(self, ref: Scaled, D: Scaled) -> ScoreParts:
         """Scores `ref_j + D_ij` as they are."""
-        parts = ScoreParts(self.arch, self.w, ref, (), (), None, None, None, self.rows, EVERY)
-        return replace(parts, held=Scores(ref, D))
+        return ScoreParts(self.arch, self.w, ref, self.rows, EVERY, held=Scores(ref, D))
 
     def feature_products(self) -> ScoreParts:
         """`log f(q_i) . f(k_j)`, `f = elu + 1` (`linear.py`)."""
@@ -198,7 +192,8 @@ class StateHeads:
         if not self.settings.rotary:
             return self.given(*log_weights(q, dq, k, dk))
         rotated = [self._rotated(_rows(c, self.rows) + d) for c, d in ((q, dq), (k, dk))]
-        return self.given(self._zero_ref(), whole_log_weights(*rotated).normalised())
+        Q, K = (Scaled(part.value, part.log.clamp(max=STEEPEST)).explicit() for part in rotated)
+        return self.given(self._zero_ref(), whole_log_weights(Q, K).normalised())
 
     def distances(self) -> ScoreParts:
         """`-|q_i - k_j|^2 / (2 divisor)`, positions and gain: `-|k_j|^2 / 2` is the same in every row, and
@@ -239,8 +234,7 @@ class StateHeads:
         if arch.score_cap:
             ref, c, r = (part.normalised() for part in (ref, c * share, r * share))
             constant = RowConstants(c, r, self.state.valid.mask, self.keys.valid.mask)
-        made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
-        return ScoreParts(arch, w, ref, *made, gain=gain)
+        return ScoreParts(arch, w, ref, n, EVERY, products, offset, settings.sinusoids, bias, constant, gain=gain)
 
     def _rotated(self, part: Scaled) -> Scaled:
         tables = self.settings.rotary_of(self.index)
@@ -276,18 +270,14 @@ def normed_heads(
         eps: What the norm adds to mean squares.
         perturb: Moves the last digits of results, in a second pass.
     """
-    shape = common.value.shape[:2]
-
-    def as_heads(part: Scaled) -> Scaled:
-        return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
-
-    valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
+    shape = common.value.shape
+    valid = valid.of_heads(shape[1])
     result = State(common.heads_as_samples(), deviation.heads_as_samples(), valid).tidy()
     result = normed(result, "rms", weights, eps, perturb)
     if perturb is not None:
         result = State(result.x.mapped(perturb), result.R.mapped(perturb), valid)
     result = result.tidy()
-    return as_heads(result.x), as_heads(result.R)
+    return result.x.samples_as_heads(shape), result.R.samples_as_heads(shape)
 
 
 def normed_across(norm: HeadNorm, common: Scaled, deviation: Scaled, weights: NormWeights) -> tuple[Scaled, Scaled]:

@@ -13,28 +13,28 @@ by `profiles/agreement.py`. The passes have two stretches:
 
 In the first stretch a single reading whose digits float64's rounding took is read off deviation arithmetic instead, of
 the tokens after the layer (`FloatSecondPass.tokens_by_deviation`) or of its block (`block_by_deviation`). What no
-comparison of two passes shows is looked for in every layer of deviation arithmetic (`_hidden`, `_rounded_to_zero`). In
-a captured graph (`replay.py`) both passes of deviation arithmetic run as one batch.
+comparison of two passes shows is looked for in every layer of deviation arithmetic (`undecided_attention`,
+`zeros_of_layer`). In a captured graph (`replay.py`) both passes of deviation arithmetic run as one batch.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import comparison
-from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation import comparison, structures
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.float_passes import FloatLayer, FloatPasses, trusts_floats
-from rankscope.deviation.perturbation import UNITS, Perturbation, PerturbedDeviation, PerturbedRows
+from rankscope.deviation.perturbation import UNITS, Perturbation, PerturbedDeviation, PerturbedRows, repeated
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, run_block
-from rankscope.deviation.proved_zeros import UnprovedZeros, may_be_unproved, unproved
-from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.state import State, ValidTokens
-from rankscope.nets import AttentionRequest, Block, PassSettings, Step, converted
+from rankscope.deviation.proved_zeros import of_either, zeros_of_layer
+from rankscope.deviation.state import State
+from rankscope.nets import AttentionRequest, Block, Step
+from rankscope.nets.weights import converted
 from rankscope.shapes import Bool
 
 EXAGGERATED = 4
@@ -64,7 +64,7 @@ class FloatSecondPass:
     layer: FloatLayer
     block: Block | None  # None at the input
     before: FloatLayer  # the layer before, valid tokens first; at the input the input itself
-    passes: "DeviationPasses"
+    passes: "Callable[[], DeviationPasses]"  # made when they are first needed
 
     @cached_property
     def tokens_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
@@ -77,7 +77,7 @@ class FloatSecondPass:
     def block_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
         """The layer by both passes of deviation arithmetic, from float64's tokens before it."""
         assert self.block is not None
-        return self.passes.starting_from(self.before).run_layer(self.block)
+        return self.passes().starting_from(self.before).run_layer(self.block)
 
 
 SecondPassLayer = FloatSecondPass | DeviationSecondPass
@@ -94,15 +94,15 @@ def with_second_pass(
         floats: Whether the first stretch exists; without it deviation arithmetic starts at the input.
         together: Whether both passes of deviation arithmetic run as one batch.
     """
-    order, passes = inputs.order, DeviationPasses(inputs, by_rows, together)
+    order, by_deviation = inputs.order, cache(partial(DeviationPasses, inputs, by_rows, together))
     at_layer(0)
     float_passes = FloatPasses(inputs, by_rows) if floats and trusts_floats(inputs.net.arch) else None
     if float_passes is not None and can_skip("second_pass.float64_input", float_passes.last.sees):
         first = start = float_passes.last  # deviation arithmetic will start from there
         shown = first.restored(order)
-        yield shown.step, FloatSecondPass(shown, None, first, passes)
+        yield shown.step, FloatSecondPass(shown, None, first, by_deviation)
     else:
-        float_passes = None
+        float_passes, passes = None, by_deviation()
         yield passes.input()
     for block in inputs.net.blocks:
         at_layer(block.index + 1)
@@ -113,9 +113,9 @@ def with_second_pass(
                 if can_skip("second_pass.slight", layer.slight):
                     start = layer.tokens_alone
                 layer = layer.restored(order)
-                yield layer.step, FloatSecondPass(layer, block, before, passes)
+                yield layer.step, FloatSecondPass(layer, block, before, by_deviation)
                 continue
-            float_passes, passes = None, passes.starting_from(start)
+            float_passes, passes = None, by_deviation().starting_from(start)
             del before, layer  # their patterns are as large as any
             for earlier in inputs.net.blocks[start.step.layer : block.index]:
                 passes.run_layer(earlier)
@@ -134,7 +134,7 @@ class DeviationPasses:
         if by_rows is not None:
             self.rules = PerturbedRows(inputs.net, settings, block_bytes=by_rows.block_bytes, times=EXAGGERATED)
         elif together:
-            self.rules = PerturbedDeviation(arch, _twice(settings), copies=1, times=EXAGGERATED, in_place=True)
+            self.rules = PerturbedDeviation(arch, repeated(settings, 2), copies=1, times=EXAGGERATED, in_place=True)
         else:
             self.rules = PerturbedDeviation(arch, settings, times=EXAGGERATED, in_place=True)
         self.first_rules = inputs.rules
@@ -163,101 +163,53 @@ class DeviationPasses:
         self.rules.losses.short = {}
         self.rules.begin(block)
         if self.together:
-            joined = _joined(before) if joined is None else joined
+            joined = structures.joined(before) if joined is None else joined
             both = run_block(block, self.rules, joined)
             self.joined, (step, second) = both.state, _halves(both)
         else:
             step = run_block(self.inputs.block(block.index), self.first_rules, before[0])
             second = run_block(block, self.rules, before[1])
         losses = self.rules.losses
-        zeros = self._rounded_to_zero(block, before, joined, step)
-        lost = self.lost | _hidden(step, second) | self._folded(losses.torn) | zeros.samples
+        # Uniform attention makes the outputs of heads equal, unless they have gates.
+        active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
+        self.rules.begin(block)
+        zeros = zeros_of_layer(block, self.rules, before[0], step, active, before[1] if joined is None else joined)
+        torn = losses.torn if isinstance(losses.torn, bool) else of_either(losses.torn, len(self.lost))
+        lost = self.lost | undecided_attention(step, lambda: second, ALIKE) | torn | zeros.samples
         self.states, self.lost = (step.state, second.state), lost
         order = self.inputs.order
         return restored(step, order), DeviationSecondPass(restored(second, order), lost, zeros.heads)
 
-    def _folded(self, flags: Tensor | bool) -> Tensor | bool:
-        """Flags of samples, or of their heads: where both passes run as one batch, True where the flag of either is."""
-        if not self.together or not isinstance(flags, Tensor):
-            return flags
-        return flags.view(2, -1, *flags.shape[1:]).any(0)
 
-    def _rounded_to_zero(
-        self, block: Block, before: tuple[State, State], joined: State | None, step: DeviationStep
-    ) -> UnprovedZeros:
-        """Return which samples and heads hold a zero that may be due to rounding (`proved_zeros.py`).
+def undecided_attention(
+    step: DeviationStep, second: Callable[[], DeviationStep], alike: float = math.inf
+) -> Bool[Tensor, " batch"]:
+    """True for samples that attend to tokens that rounding or a cut of scores chose.
 
-        Args:
-            block: The layer.
-            before: The states of both passes before it.
-            joined: The same as one batch, where both passes run as one.
-            step: The layer of the first pass.
-        """
-        # Uniform attention makes the outputs of heads equal, unless they have gates.
-        active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
-        suspect = may_be_unproved(before[0], step, active, block.arch.head_gate)
-        short = self.rules.losses.short  # by norm, tokens that were zero or nearly so when it met them
-        for tokens in short.values():
-            suspect = suspect | self._folded(tokens.any(-1))
-        if block.arch.parts:  # they have no rule for what may be zero: no zero is proved
-            return UnprovedZeros.all(before[0], step, active)
-        if not must_compute("second_pass.zeros", suspect):
-            return UnprovedZeros.none(before[0], block.arch.heads)
-        self.rules.begin(block)
-        zeros = unproved(block, self.rules, before[1] if joined is None else joined, short)
-        return UnprovedZeros(*(torch.as_tensor(self._folded(flags)) for flags in zeros))
+    Both passes may have the same output, because the tokens in question are equal as far as R can tell; in later layers
+    what those tokens differ by may be the whole residual.
 
-
-def _hidden(step: DeviationStep, second: DeviationStep) -> Bool[Tensor, " batch"]:
-    """Return which samples attend to tokens that rounding or a cut of scores chose, although both passes have the same
-    output.
-
-    The outputs agree because the tokens in question are equal as far as R can tell; in later layers what those tokens
-    differ by may be the whole residual."""
+    Args:
+        step: The layer of the first pass.
+        second: Gives that of the second; called where scores are steep.
+        alike: The distance of two states up to which attention elsewhere counts: others are found different anyway.
+    """
     hidden = torch.zeros_like(step.state.valid.mask[:, 0])
-    for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
-        P: comparison.AnyPattern | None = getattr(step, name) or getattr(step, name_of_rows)
+    for number, P in enumerate(step.patterns):
         if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P)):
             continue
-        Q: comparison.AnyPattern = getattr(second, name) or getattr(second, name_of_rows)
-        pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
-        alike = comparison.state_distance(step.state, second.state) <= ALIKE
-        hidden = hidden | comparison.cut_away(P, step.state) | comparison.undecided(P, Q)
-        hidden = hidden | comparison.attends_elsewhere(P, pattern) & alike
+        other, Q = second().state, second().patterns[number]
+        assert Q is not None
+        elsewhere = comparison.attends_elsewhere(P, Q)
+        if alike < math.inf:
+            elsewhere = elsewhere & (comparison.state_distance(step.state, other) <= alike)
+        hidden = hidden | comparison.cut_away(P, step.state) | comparison.undecided(P, Q) | elsewhere
     return hidden
 
 
-def _joined(states: tuple[State, State]) -> State:
-    """The states of two passes as one batch."""
-    x, R = (
-        Scaled(torch.cat([a.value, b.value]), torch.cat([a.log, b.log]))
-        for a, b in ((states[0].x, states[1].x), (states[0].R, states[1].R))
-    )
-    return State(x, R, ValidTokens(torch.cat([state.valid.mask for state in states])))
-
-
-def _twice(settings: PassSettings) -> PassSettings:
-    """The settings of a batch that holds every sample twice."""
-    samples, memory = len(settings.valid), settings.memory
-
-    def twice(t: Tensor) -> Tensor:
-        return torch.cat([t, t])
-
-    return replace(
-        settings,
-        visible={mask: twice(t) if len(t) == samples > 1 else t for mask, t in settings.visible.items()},
-        valid=twice(settings.valid),
-        memory=memory and replace(memory, tokens=twice(memory.tokens), valid=twice(memory.valid)),
-    )
-
-
-def _halves(step: DeviationStep) -> tuple[DeviationStep, DeviationStep]:
+def _halves(step: DeviationStep) -> Iterator[DeviationStep]:
     """The layers of two passes that ran as one batch."""
-    heads, samples = step.heads, len(step.state.valid.mask)
+    heads, samples = step.heads, len(step.state.valid.mask) // 2
     projection = None if heads is None else heads.output  # the one tensor of a step that has no axis of samples
-
-    def half(start: int) -> DeviationStep:
-        part = converted(step, lambda t: t if t is projection else t[start : start + samples // 2])
-        return part
-
-    return half(0), half(samples // 2)
+    for half in (slice(samples), slice(samples, None)):
+        yield converted(step, lambda t, half=half: t if t is projection else t[half])

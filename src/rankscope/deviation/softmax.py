@@ -14,7 +14,6 @@ for those visible to the reference row alone. When e^{2s} leaves floating point'
 the scale; so does log p where p underflows.
 """
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -22,13 +21,12 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, Logits, Visible
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, largest_entry, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, has_kernel, largest_entry, spread
 from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
 from rankscope.deviation.state import ValidTokens
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float, Int
 
-HAS_TRITON = find_spec("triton") is not None
 WIDEST = 4096  # the longest rows that the kernel for GPUs takes
 LINEAR = 0.05  # |D| in units of the precision up to which expm1(D) is D, and one plus its mean is one
 FAR = 30.0  # scores above the reference row's by more than this are formed as sums of logs
@@ -80,7 +78,7 @@ class ReferenceRow(NamedTuple):
         """`off_top` as a tensor and its log-scale, `[batch, head, 1, 1]` or `by_column` `[batch, head, 1, token]`."""
         size = self.level.clamp(min=-STEEPEST).exp()  # below, expm1(D) is D and only the log goes on
         factor = (self.log - self.level).clamp(max=STEEPEST).exp()
-        fused = has_kernel(D)
+        fused = has_kernel(D) and D.shape[-1] <= WIDEST and D.dtype == torch.float64
         if fused:
             change, log, far = self._fused(D, factor, size, visible, valid, by_column)
             if not must_compute("softmax.far_of_kernel", far):
@@ -177,12 +175,6 @@ class ReferenceRow(NamedTuple):
         above = (D > 1) | ~seen
         change = torch.where(above, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
         return torch.where(visible, change, -weight / size), reach
-
-
-def has_kernel(D: Tensor) -> bool:
-    """True if one kernel makes rows of `P - 1 p^T` of these scores: on a GPU, of rows that are not too long."""
-    fits = 0 < D.shape[-1] <= WIDEST and D.numel() > 0 and D.dtype == torch.float64 and type(D) is Tensor
-    return D.is_cuda and fits and HAS_TRITON
 
 
 def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:

@@ -108,8 +108,6 @@ def gentle_rows(
 ) -> tuple[Tensor, Tensor]:
     """Rows of `P - 1 p^T` without column j*, and whether a valid row needs another formula.
 
-    It is registered with torch as one operator.
-
     Args:
         D: What scores exceed those of the reference row by, `[batch, head, row, token]`, in units of e^log.
         visible: The columns visible to each row, `[batch, 1, row, token]`.

@@ -47,6 +47,10 @@ class ValidTokens:
             return self.mask.new_zeros(len(self.mask), dtype=torch.long)
         return self.mask.to(torch.int8).argmax(-1)
 
+    def of_heads(self, count: int) -> "ValidTokens":
+        """The same of batch * head samples, so many heads of each sample."""
+        return ValidTokens(self.mask.repeat_interleave(count, 0))
+
     def zero_padding(self, R: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """R with zeros in the rows of padding."""
         return R if self.all else R.masked_fill(~self.mask[..., None], 0.0)
@@ -90,7 +94,7 @@ class State:
     @classmethod
     def of_heads(cls, R: Scaled, valid: ValidTokens) -> "State":
         """Rows `[batch, head, token, width]` as a state of batch * head samples, without a common token."""
-        rows, valid = R.heads_as_samples(), ValidTokens(valid.mask.repeat_interleave(R.value.shape[1], 0))
+        rows, valid = R.heads_as_samples(), valid.of_heads(R.value.shape[1])
         x = Scaled.plain(rows.value.new_zeros(len(rows.value), rows.value.shape[2])).normalised()
         return cls(x, rows.mapped(valid.zero_padding), valid)
 
@@ -160,6 +164,10 @@ class State:
     def log(self) -> LogScales:
         """The log-scale of the hidden states: the larger of x's and R's."""
         return torch.maximum(self.x.log, self.R.log)
+
+    def log_size(self) -> LogScales:
+        """The log of the largest |entry| of x and R of each sample."""
+        return torch.maximum(self.x.log_size(), self.R.log_size())
 
     def tokens(self, log: LogScales | None = None) -> Float[Tensor, "batch token width"]:
         """The hidden states as an ordinary tensor, in units of e^log (of one, if left out)."""

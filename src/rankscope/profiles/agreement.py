@@ -154,7 +154,7 @@ def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other:
     """How far a reading of doubled precision, and all that it is read off, are from another pass's."""
     error = _error_against(metric, reading, step, other)
     if metric.of == "attention" and step.attention is not None and other.attention is not None:
-        patterns = comparison.pattern_difference(step.attention, other.attention.matrix())
+        patterns = comparison.pattern_difference(step.attention, other.attention)
         error = torch.maximum(error, patterns.nan_to_num(nan=torch.inf))
     if metric.of != "tokens":
         return error.masked_fill(_cut(metric, reading, step), torch.inf)
@@ -217,7 +217,7 @@ def _error(
 def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     """True for heads of which a reading may be due to a cut of scores: a pattern's that is next to nothing, or of
     outputs of a head whose rows are next to alike."""
-    P, nothing = step.attention or step.rows, torch.zeros_like(reading.value, dtype=torch.bool)
+    P, nothing = step.patterns[0], torch.zeros_like(reading.value, dtype=torch.bool)
     if P is None or metric.of not in ("attention", "heads"):
         return nothing
     cut = comparison.cut_heads(P)
@@ -257,11 +257,10 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
 
 def _pattern_difference(step: DeviationStep, second: DeviationStep) -> Errors | None:
     """The largest difference of an attention weight, by head: matrices with nothing in common may read the same."""
-    P, Q = step.rows or step.attention, second.rows or second.attention
+    P, Q = step.patterns[0], second.patterns[0]
     if P is None or Q is None:
         return None
-    pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
-    return comparison.pattern_difference(P, pattern).nan_to_num(nan=torch.inf) / EXAGGERATED
+    return comparison.pattern_difference(P, Q).nan_to_num(nan=torch.inf) / EXAGGERATED
 
 
 def difference(reading: Reading, reference: Reading) -> Errors:

@@ -251,7 +251,8 @@ class _PatternMatrix(DeviationPattern):
     def Delta(self) -> Scaled:
         return self.off_top
 
-    def matrix(self) -> Tensor:
+    @cached_property
+    def _matrix(self) -> Tensor:
         return self.p[:, :, None] + self.off_top.value
 
 
@@ -283,5 +284,5 @@ def pattern_agreement(patterns: Sequence[DeviationPattern]) -> tuple[Tensor, Ten
     differ, attend = torch.zeros(2, len(first.p), dtype=torch.bool, device=first.p.device).unbind()
     if copies and must_compute("agreement.steep", steep_scores(first).any()):
         for copy in copies:
-            differ, attend = differ | undecided(first, copy), attend | attends_elsewhere(first, copy.matrix())
+            differ, attend = differ | undecided(first, copy), attend | attends_elsewhere(first, copy)
     return differ, attend
