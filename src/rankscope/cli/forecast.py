@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, split_names
+from rankscope.cli.inputs import command_line, network, split_names
 from rankscope.cli.measure import ANNOUNCED_SECONDS
+from rankscope.cli.output import with_manifest
 from rankscope.cli.show import complain, console, machine, progress, say, say_where, sparkline, thinned, titled
 from rankscope.errors import MetricError
 
@@ -141,20 +142,19 @@ def _changes(result: "Forecast", silent: bool) -> "list[Mend]":
 
 
 def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, axes: list[str] | None) -> None:
-    """Put the forecast as JSON, its figures and its map into a folder."""
+    """Save the forecast, which `rankscope.read` gives back; beside it all that is told as JSON, figures and the map."""
     import json
 
     from rankscope.figures import plot, save
     from rankscope.figures.escaping import plain
-    from rankscope.files import atomic, writable_folder
+    from rankscope.files import write_text
     from rankscope.forecasts.figures import map_chart
     from rankscope.forecasts.maps import AXES
 
-    writable_folder(folder)
+    with_manifest(result, command=command_line()).save(folder)
     listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
     told = {**_told(result), "mends": listed, "map": None if plane is None else plane.to_dicts()}
-    with atomic(folder / "forecast.json") as path:
-        path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
+    write_text(folder / "forecast.json", json.dumps(plain(told), indent=1) + "\n")
     save(result.plot(), folder / "layers")
     if plane is not None and axes is not None:
         save(plot(map_chart(plane, *(AXES[name].title for name in axes))), folder / "map")

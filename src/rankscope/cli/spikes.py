@@ -1,9 +1,11 @@
 """`rankscope spikes`: the loss spikes of a training, and which signals moved before them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
+from rankscope.cli.inputs import command_line
 from rankscope.cli.show import console, machine, say, say_where, titled
 
 if TYPE_CHECKING:
@@ -72,25 +74,26 @@ def _table(report: "Spikes", index: int) -> "Table":
     return table
 
 
-def _written(folder: Path) -> tuple[Path, Path]:
-    return folder / "spikes.csv", folder / "events.csv"
-
-
 def _keep_sources(sources: list[Path], folder: Path) -> None:
     """Refuse a folder in which a table that is read here would be written over."""
     from rankscope.errors import FileError
 
     read = {source.resolve() for source in sources}
-    for path in _written(folder):
+    for path in (folder / name for name in ("spikes.csv", "events.csv", "spikes.parquet", "spike_events.parquet")):
         if path.resolve() in read:
             raise FileError(f"{path} is read here and would be written over: give -o another folder", subject=str(path))
 
 
 def _write(folder: Path, report: "Spikes") -> None:
-    """Put the spikes and the events into a folder, as CSV."""
+    """Save the spikes and the events, which `rankscope.read` gives back, and both as CSV. A folder that holds a
+    training stays one, which `rankscope.read` gives back and which may go on: it gets the CSV alone."""
     from rankscope.files import atomic, writable_folder
+    from rankscope.runs import begun, read
+    from rankscope.trainings import TRAINING_TABLE
 
     writable_folder(folder)
-    for path, table in zip(_written(folder), report.tables.values(), strict=True):
-        with atomic(path) as temporary:
+    if TRAINING_TABLE not in read(folder).names:
+        replace(report, manifest=begun("cpu").adding(command=command_line())).save(folder)
+    for name, table in zip(("spikes", "events"), report.tables.values(), strict=True):
+        with atomic(folder / f"{name}.csv") as temporary:
             table.write_csv(temporary)
