@@ -7,7 +7,7 @@ import pytest
 
 from rankscope import Architecture, Forecast, read
 from rankscope.cli.forecast import MAPS, TASKS
-from rankscope.forecasts.maps import AXES
+from rankscope.forecasts import AXES
 from rankscope.lab.tasks import TASKS as KNOWN
 from tests.cli.running import answered, printed, rankscope
 

@@ -34,7 +34,8 @@ def test_it_says_what_came_before(table: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_is_read_stays_a_training(tmp_path: Path) -> None:
-    printed("spikes", str(written(tmp_path)), "-o", str(tmp_path))
+    written(tmp_path)
+    printed("spikes", ".", "-o", ".", cwd=tmp_path)
     assert isinstance(read(tmp_path), TrainingRun) and (tmp_path / "spikes.csv").is_file()
 
 

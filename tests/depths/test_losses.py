@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rankscope.depths.losses import next_token_loss
+from rankscope.depths.criteria import next_token_loss
 from rankscope.sources import load
 from tests.depths.test_cut import headed
 

@@ -17,8 +17,8 @@ import rankscope
 from rankscope import read
 from rankscope.errors import ArchitectureError, LabError, TrainingWarning
 from rankscope.lab import Initialisation, Recipe, Training
+from rankscope.lab.model import reads_ahead
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
-from rankscope.lab.training import reads_ahead
 from rankscope.live.monitor.alarms import AlarmRule, Fault
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import Experts

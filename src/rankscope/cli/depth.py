@@ -91,7 +91,7 @@ def _announce(net: "Transformer", samples: int, tokens: int, heads: bool) -> Non
 
 def show_card(card: "DepthCard") -> None:
     """Print the tables, the sentence, effective depths and what norms do."""
-    from rankscope.depths.views import ALL_LAYER_COLUMNS, HEAD_COLUMNS, norms_sentence
+    from rankscope.depths.summary import ALL_LAYER_COLUMNS, HEAD_COLUMNS, norms_sentence
 
     below = "lost: how much the output changes without the layer.\n"
     below += "share: what of the output passes through the layer.\n"
@@ -116,7 +116,7 @@ def show_card(card: "DepthCard") -> None:
 
 def _table(title: str, caption: str, rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> "Table":
     """Rows of a card as a table that fits into the terminal."""
-    from rankscope.depths.views import columns_in
+    from rankscope.depths.summary import columns_in
 
     cells = columns_in(console().width, rows, columns)
     table = titled(title, caption, numbers=[*cells])

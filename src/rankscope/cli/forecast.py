@@ -104,7 +104,7 @@ def forecast(
     changes = _changes(result, results.silent) if variations.mends else []
     plane = None
     if axes is not None:
-        from rankscope.forecasts.maps import forecast_map
+        from rankscope.forecasts import forecast_map
 
         with progress(results.silent) as start:
             plane = forecast_map(result, axes[0], axes[1], size=variations.map_size, progress=start("map"))
@@ -148,8 +148,7 @@ def _write(folder: Path, result: "Forecast", changes: "list[Mend]", plane: Any, 
     from rankscope.figures import plot, save
     from rankscope.figures.escaping import plain
     from rankscope.files import write_text
-    from rankscope.forecasts.figures import map_chart
-    from rankscope.forecasts.maps import AXES
+    from rankscope.forecasts import AXES, map_chart
 
     with_manifest(result, command=command_line()).save(folder)
     listed = [{"change": mend.change, **_numbers(mend.forecast)} for mend in changes]
@@ -216,7 +215,7 @@ def layers_table(forecast: "Forecast") -> "Table":
 
 def mends_table(mends: "list[Mend]") -> "Table":
     """A line for each change: how probable it is to learn with it, and its place."""
-    from rankscope.forecasts.verdict import place_of_100
+    from rankscope.forecasts import place_of_100
 
     caption = "each change alone, weights drawn anew; ?: a guess, unlike all trained designs"
     table = titled("what would mend it", caption, words=["change"])

@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, require
 from rankscope.nets import (
     ACTIVATIONS,
     Architecture,
@@ -144,9 +144,8 @@ def refuse_parts(arch: Architecture) -> None:
 def refuse(parts: dict[str, bool]) -> None:
     """Raise an `ArchitectureError` for the first part, by its name, that a network has and theory has no rule for."""
     for name, present in parts.items():
-        if present:
-            sentence = f"mean-field theory has no recursion for {name} here: measure instead"
-            raise ArchitectureError(sentence, subject=name)
+        sentence = f"mean-field theory has no recursion for {name} here: measure instead"
+        require(not present, sentence, ArchitectureError, name)
 
 
 class MeanField(Plain):
@@ -191,8 +190,7 @@ class MeanField(Plain):
 
     def values(self, block: Block, C: Covariance) -> Covariance:
         """The covariance of an entry of the values."""
-        value = block.weights.attention.value
-        return through(value, C)
+        return through(block.weights.attention.value, C)
 
     def mix(self, block: Block, P: Tensor, V: Covariance) -> HeadCovariance:
         """`P C P^T` of every draw and head, zero of a head that is not active."""
