@@ -3,8 +3,8 @@
 In order: the subject becomes a `Plan` (`plan.py`); readings are taken of it at its initialisation (`readings.py`); its
 tokens and gradients are followed layer by layer, beside what theory says of them (`layers.py`); trained networks that
 read alike predict what its training will make of it (`predictor.py`); `verdict.py` puts all of it into sentences.
-`Forecast.mends` asks the same of changed networks (`changes.py`). Of a module of a person's own, `live_module.py` takes
-those readings that can be had without its architecture.
+`Forecast.mends` asks the same of changed networks (`changes` in `plan.py`). Of a module of a person's own,
+`live_module.py` takes those readings that can be had without its architecture.
 """
 
 import math

@@ -85,8 +85,8 @@ class Plan:
     def model(self) -> Model:
         """Embedding, network and head before the first step."""
         if self.net is None:
-            start, remedies = self.initialisation, self.remedies
-            return self.recipe.freeze(start.model(self.arch, self.task.interface, self.seed, remedies))
+            asked, frozen = self.task.interface, self.recipe.frozen
+            return self.initialisation.model(self.arch, asked, self.seed, self.remedies, frozen)
         std = self.initialisation.embedding_std
         return Model(self.net.to(torch.float32, "cpu"), self.task.interface, std, seed=self.seed + 1)
 

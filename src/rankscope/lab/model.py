@@ -63,6 +63,7 @@ class Initialisation:
         task: Interface,
         seed: int,
         remedies: Sequence[str | Remedy] = (),
+        frozen: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         make: "Callable[..., Model] | None" = None,
     ) -> "Model":
@@ -73,6 +74,7 @@ class Initialisation:
             task: What it is asked for.
             seed: What weights are drawn from.
             remedies: Put onto the network.
+            frozen: Parameters that are not trained, by the last part of their names.
             dtype: The precision of parameters.
             make: Makes the model of its network, called as `Model` is, which it is if left out.
 
@@ -90,6 +92,9 @@ class Initialisation:
         model = (make or Model)(net.to(dtype), task, self.embedding_std, seed=seed + 1)
         if self.sigma_reparam is not None:
             reparametrise(model, self.sigma_reparam)
+        for name, parameter in model.named_parameters():
+            if name.rpartition(".")[2] in frozen:
+                parameter.requires_grad_(False)
         return model
 
 

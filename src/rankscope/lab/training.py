@@ -3,8 +3,8 @@
 Everything is drawn from the seed: weights, and from the seed and the number of a step its samples and
 dropout. A run that resumes from a checkpoint gives what an unbroken one gives, on the CPU to the bit.
 
-A step: the task draws samples (`tasks/`), the learner runs the networks on them (`steps.py`), gradients
-are clipped, the optimiser moves the parameters (`steps.py`), and each monitor hears of its loss.
+A step: the task draws samples (`tasks/`), the learner runs the networks on them, gradients are clipped, the optimiser
+moves the parameters (`steps.py`), and each monitor hears of its loss.
 """
 
 import hashlib
@@ -64,13 +64,6 @@ class Recipe:
         if step < rise:
             return (step + 1) / rise
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.steps - rise)))
-
-    def freeze(self, model: Model) -> Model:
-        """The model, its frozen parameters without gradient."""
-        for name, parameter in model.named_parameters():
-            if name.rpartition(".")[2] in self.frozen:
-                parameter.requires_grad_(False)
-        return model
 
 
 class TaskEvaluation(NamedTuple):
@@ -138,9 +131,9 @@ class Training:
         require(different, f"seeds must be different numbers, at least one; got {self.seeds}", LabError, "seeds")
         self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
         self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
-        start, asked, freeze = self.initialisation, task.interface, self.recipe.freeze
-        models = (start.model(arch, asked, seed, remedies, dtype, model) for seed in self.seeds)
-        self.models = [freeze(drawn).to(self.device) for drawn in models]
+        start, asked, frozen = self.initialisation, task.interface, self.recipe.frozen
+        models = (start.model(arch, asked, seed, remedies, frozen, dtype, model) for seed in self.seeds)
+        self.models = [drawn.to(self.device) for drawn in models]
         self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
         fast = capture and self.device.type == "cuda" and run is None and not self.initialisation.dropout
         self.optimizer = self._optimizer(fast)

@@ -82,7 +82,10 @@ def layer_map(training: TrainingTables, metric: str) -> fig.Chart:
     last = grid.layers[-1] if grid.layers else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid, time)]
-    x = time.axis(grid=False, range=_edges(places))
+    edges = None  # the first cell begins, and the last one ends, half a stride beyond their steps
+    if len(places) > 1:
+        edges = 1.5 * places[0] - 0.5 * places[1], 1.5 * places[-1] - 0.5 * places[-2]
+    x = time.axis(grid=False, range=edges)
     panel = fig.Panel(x, y, marks, flags=_flags(training, time))
     size = f"{layers} layers, {steps} measurements up to step {last_step}"
     alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid)}."
@@ -267,13 +270,6 @@ def _flags(training: TrainingTables, time: StepAxis) -> list[fig.Flag]:
     latest = list(sentences)[-MARKS:]
     places = zip(time.places(latest), latest, strict=True)
     return [fig.Flag(place, "\n".join(sentences[step])) for place, step in places]
-
-
-def _edges(places: list[float]) -> tuple[float, float] | None:
-    """Where the first cell of a map begins and the last one ends: half a stride beyond their steps."""
-    if len(places) < 2:
-        return None
-    return 1.5 * places[0] - 0.5 * places[1], 1.5 * places[-1] - 0.5 * places[-2]
 
 
 def _rings(training: TrainingTables, grid: Grid, time: StepAxis) -> list[fig.Points]:
