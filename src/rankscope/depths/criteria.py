@@ -181,14 +181,8 @@ def _with_gradients(net: Transformer, sample: Sample) -> list[dict[str, tuple[Te
         loss = sample.loss_of(tracked.run(sample.X, sample.padding).output)
         flat = [tensor for layer in layers for tensor in named(layer).values()]
         gradients = iter(torch.autograd.grad(loss, flat, allow_unused=True))
-    return [
-        {
-            name: (tensor.detach(), gradient)
-            for (name, tensor), gradient in zip(named(layer).items(), gradients, strict=False)
-            if gradient is not None
-        }
-        for layer in layers
-    ]
+    pairs = [zip(named(layer).items(), gradients, strict=False) for layer in layers]  # each takes as many as it has
+    return [{name: (w.detach(), grad) for (name, w), grad in pair if grad is not None} for pair in pairs]
 
 
 def taylor_scores(net: Transformer, sample: Sample) -> list[float]:

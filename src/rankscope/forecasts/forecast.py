@@ -80,16 +80,13 @@ class Forecast(Result):
         Raises:
             ArchitectureError: The forecast is of a module whose architecture is not known.
         """
-        if isinstance(self.plan, SavedPlan):
-            message = "changes, depths and maps need a network; this forecast was read from a folder: forecast anew"
-            raise ArchitectureError(message, subject="subject")
+        if isinstance(self.plan, Plan):
+            return self.plan
+        message = "a network; this forecast was read from a folder: forecast anew"
         if isinstance(self.plan, LivePlan):
-            raise ArchitectureError(
-                f"changes, depths and maps need an Architecture; {self.plan.name} was forecast as a module, of which "
-                "none is known: forecast an Architecture like it",
-                subject="subject",
-            )
-        return self.plan
+            message = f"an Architecture; {self.plan.name} was forecast as a module, of which none is known"
+            message += ": forecast an Architecture like it"
+        raise ArchitectureError(f"changes, depths and maps need {message}", subject="subject")
 
     @property
     def probability(self) -> float:
@@ -220,9 +217,7 @@ class Forecast(Result):
             [str(design), f"{similarity:.3g}", task, f"{loss:.3g}", "yes" if learns else "no"]
             for design, similarity, task, loss, learns in self.prediction.nearest.iter_rows()
         ]
-        nearest = Table(
-            "Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows
-        )
+        nearest = Table("Trained networks that read most alike", list(NEAREST_SCHEMA), rows)
         first, *further = self.verdict
         return [Section("What is expected of a training", first, drawn, [nearest], further)]
 
@@ -461,19 +456,14 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
             eager = {"attn_implementation": "eager"}  # a config may name a kernel, which would be fetched from the hub
             subject, notes = AutoModel.from_config(subject, **eager), []  # type: ignore[no-untyped-call]
     if not isinstance(subject, nn.Module):
-        raise ArchitectureError(
-            "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory; got "
-            f"{type(subject).__name__}",
-            subject="subject",
-        )
+        sentence = "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory"
+        raise ArchitectureError(f"{sentence}; got {type(subject).__name__}", subject="subject")
     try:
         net = load(subject)
     except SourceError as error:
-        raise ArchitectureError(
-            f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is, give two "
-            "batches and a loss: forecast(model, inputs=[first, second], loss=function)",
-            subject="inputs",
-        ) from error
+        sentence = f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is"
+        advice = "give two batches and a loss: forecast(model, inputs=[first, second], loss=function)"
+        raise ArchitectureError(f"{sentence}, {advice}", subject="inputs") from error
     arch = net.arch
     if arch.positions == "none" and getattr(getattr(net.origin, "embedding", None), "positions", None) is not None:
         arch = arch.replace(positions="absolute", length=1)  # its table is part of its embedding, which is drawn anew

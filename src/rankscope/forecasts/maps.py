@@ -119,12 +119,10 @@ def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:
         range(len(across)), range(len(up)), values, f"probability that it learns{doubt}", range=(0.0, 1.0),
         numbers=len(across) * len(up) <= 64,
     )  # fmt: skip
-    labels = [{float(k): f"{value:g}" for k, value in enumerate(axis)} for axis in (across, up)]
-    ends = [(-0.5, len(axis) - 0.5) for axis in (across, up)]
-    panel = fig.Panel(
-        fig.Axis(x, range=ends[0], labels=labels[0], grid=False),
-        fig.Axis(y, range=ends[1], labels=labels[1], grid=False),
-        [heat],
-    )
+    axes = []
+    for title, numbers in ((x, across), (y, up)):
+        labels = {float(k): f"{value:g}" for k, value in enumerate(numbers)}
+        axes.append(fig.Axis(title, range=(-0.5, len(numbers) - 0.5), labels=labels, grid=False))
+    panel = fig.Panel(*axes, [heat])
     alt = f"Probability of learning by {x} and {y}: from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}."
     return fig.Chart([panel], table.to_dict(as_series=False), alt)

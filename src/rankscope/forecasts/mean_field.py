@@ -129,16 +129,13 @@ def mean_field(
 
 def refuse_parts(arch: Architecture) -> None:
     """Raise an `ArchitectureError` for a network that neither the recursion nor closed forms have rules for."""
-    refuse(
-        {
-            "experts": arch.mlp == "experts",
-            "cross_attention": arch.cross_attention,
-            "latents": bool(arch.query_latent or arch.key_latent),
-            "disentangled positions": arch.positions in ("disentangled", "relative"),
-            "a norm of one's own": not isinstance(arch.norm, str),
-            "layers that share their weights": arch.shared and arch.layers > 1,
-        }
-    )
+    refuse({
+        "experts": arch.mlp == "experts", "cross_attention": arch.cross_attention,
+        "latents": bool(arch.query_latent or arch.key_latent),
+        "disentangled positions": arch.positions in ("disentangled", "relative"),
+        "a norm of one's own": not isinstance(arch.norm, str),
+        "layers that share their weights": arch.shared and arch.layers > 1,
+    })  # fmt: skip
 
 
 def refuse(parts: dict[str, bool]) -> None:

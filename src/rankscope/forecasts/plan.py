@@ -223,10 +223,8 @@ def changes(plan: Plan, parts: tuple[str, ...] = PARTS) -> Iterator[tuple[str, C
     arch, start = plan.arch, plan.initialisation
     if "norm" in parts:
         if arch.norm == "none":
-            yield (
-                "a LayerNorm before each branch",
-                partial(plan.changed, norm="layer", norm_place="pre", final_norm=True),
-            )
+            normed = partial(plan.changed, norm="layer", norm_place="pre", final_norm=True)
+            yield "a LayerNorm before each branch", normed
         elif arch.norm_place == "post":
             yield "norms before branches, and a last one", partial(plan.changed, norm_place="pre", final_norm=True)
         else:
