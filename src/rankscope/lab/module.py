@@ -4,6 +4,7 @@ Its parameters are the tensors of `net.state()`, by the same names, and its forw
 with autograd: its numbers are those of `net.run`. What is learnt is a `Transformer` again, `network()`.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,20 +118,32 @@ class Trainable(nn.Module):
                 self._masks[where] = unpadded(self.arch, *where)
         return self._masks[where]
 
-    def forward(
+    def states(
         self, X: Tokens, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
-    ) -> Tokens:
-        """The last state, through the final norm where there is one; `drop` is dropout in training."""
-        net = self.current()
+    ) -> Iterator[Tokens]:
+        """Tokens at layer 0, 1, ..., real ones where they stood, as `net.steps` has them; `drop` is dropout
+        in training."""
+        return self._passed(self.current(), X, padding, drop)
+
+    def _passed(self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None) -> Iterator[Tokens]:
         X, real, order = net.prepared(X, padding)
         seen = self.masks_for(X) if padding is None else None
         settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
         rules = Plain(self.arch, settings) if drop is None else DropoutRules(self.arch, settings, drop)
         X = X if drop is None else drop(X)
         hidden = None if padding is None or bool(real.all()) else ~real[..., None]
+        yield X if order is None else order.restored(X)
         for block in net.blocks:
             X = self.layers[0 if self.arch.shared else block.index](X, block, rules, hidden)
-        return net.finish(X if order is None else order.restored(X))
+            yield X if order is None else order.restored(X)
+
+    def forward(
+        self, X: Tokens, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
+    ) -> Tokens:
+        """The last state, through the final norm where there is one."""
+        net = self.current()
+        (last,) = deque(self._passed(net, X, padding, drop), maxlen=1)
+        return net.finish(last)
 
     def network(self) -> Transformer:
         """The trained network, which `save` writes and `load` reads; what parametrises tensors is multiplied
