@@ -127,13 +127,13 @@ class Training:
         self.task, self.recipe, self.make_model = task, recipe or Recipe(), model
         self.initialisation = initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
-        different = self.seeds and len(set(self.seeds)) == len(self.seeds)
-        require(different, f"seeds must be different numbers, at least one; got {self.seeds}", LabError, "seeds")
+        sentence = f"seeds must be different numbers, at least one; got {self.seeds}"
+        require(self.seeds and len(set(self.seeds)) == len(self.seeds), sentence, LabError, "seeds")
         self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
         self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
-        start, asked, frozen = self.initialisation, task.interface, self.recipe.frozen
-        models = (start.model(arch, asked, seed, remedies, frozen, dtype, model) for seed in self.seeds)
-        self.models = [drawn.to(self.device) for drawn in models]
+        options = remedies, self.recipe.frozen, dtype, model
+        drawn = (self.initialisation.model(arch, task.interface, seed, *options) for seed in self.seeds)
+        self.models = [network.to(self.device) for network in drawn]
         self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
         fast = capture and self.device.type == "cuda" and run is None and not self.initialisation.dropout
         self.optimizer = self._optimizer(fast)
@@ -145,8 +145,7 @@ class Training:
         self._key = self._description(dtype)
         self._monitor_states: list[dict[str, Any]] = []
         """What monitors remember of the steps made."""
-        state = None if self.run is None else read_checkpoint(self.run, self._key, self.device)
-        if state is not None:
+        if self.run is not None and (state := read_checkpoint(self.run, self._key, self.device)) is not None:
             self._load(state)
 
     def __repr__(self) -> str:
