@@ -124,13 +124,12 @@ class Training:
         capture: bool = False,
         model: Callable[..., Model] = Model,
     ) -> None:
-        self.task, self.recipe, self.make_model = task, recipe or Recipe(), model
-        self.initialisation = initialisation or Initialisation()
+        self.task, self.recipe, self.initialisation = task, recipe or Recipe(), initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         sentence = f"seeds must be different numbers, at least one; got {self.seeds}"
         require(self.seeds and len(set(self.seeds)) == len(self.seeds), sentence, LabError, "seeds")
         self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
-        self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
+        self.make_model, self.device, self.metrics, self.alarms = model, torch.device(device), tuple(metrics), alarms
         options = remedies, self.recipe.frozen, dtype, model
         drawn = (self.initialisation.model(arch, task.interface, seed, *options) for seed in self.seeds)
         self.models = [network.to(self.device) for network in drawn]
