@@ -119,10 +119,11 @@ def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:
         range(len(across)), range(len(up)), values, f"probability that it learns{doubt}", range=(0.0, 1.0),
         numbers=len(across) * len(up) <= 64,
     )  # fmt: skip
-    axes = []
-    for title, numbers in ((x, across), (y, up)):
+
+    def axis(title: str, numbers: list[float]) -> fig.Axis:
         labels = {float(k): f"{value:g}" for k, value in enumerate(numbers)}
-        axes.append(fig.Axis(title, range=(-0.5, len(numbers) - 0.5), labels=labels, grid=False))
-    panel = fig.Panel(*axes, [heat])
+        return fig.Axis(title, range=(-0.5, len(numbers) - 0.5), labels=labels, grid=False)
+
+    panel = fig.Panel(axis(x, across), axis(y, up), [heat])
     alt = f"Probability of learning by {x} and {y}: from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}."
     return fig.Chart([panel], table.to_dict(as_series=False), alt)
