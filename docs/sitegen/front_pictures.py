@@ -17,8 +17,7 @@ from rankscope import figures as fig
 from rankscope.depths.figures import depth_chart
 from rankscope.figures.drawing import plot
 from rankscope.figures.matplotlib import png, rendered
-from rankscope.forecasts.figures import map_chart
-from rankscope.forecasts.maps import AXES
+from rankscope.forecasts import AXES, map_chart
 from rankscope.profiles.figures import curves_chart
 from rankscope.trainings import read_training
 from rankscope.trainings.figures import layer_map, run_curves

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import Architecture
+from rankscope import Architecture, Forecast, read
 from rankscope.cli.forecast import MAPS, TASKS
-from rankscope.forecasts.maps import AXES
+from rankscope.forecasts import AXES
 from rankscope.lab.tasks import TASKS as KNOWN
 from tests.cli.running import answered, printed, rankscope
 
@@ -36,6 +36,14 @@ def test_changes_follow(design: str) -> None:
 def test_json_has_everything(design: str) -> None:
     told = answered("forecast", design, "--tokens", "12", "--no-mends")
     assert 0 <= told["probability"] <= 1 and len(told["table"]) == 4 and told["mends"] == []
+
+
+def test_a_folder_holds_the_forecast(design: str, tmp_path: Path) -> None:
+    told = answered("forecast", design, "--tokens", "12", "--no-mends", "-o", "out", cwd=tmp_path)
+    again = read(tmp_path / "out")
+    assert isinstance(again, Forecast) and again.verdict == told["verdict"] and again.table.height == 4
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"forecast.json", "layers.png", "layers.svg"}
+    assert json.loads((tmp_path / "out" / "forecast.json").read_text()).keys() == told.keys()
 
 
 @pytest.mark.slow  # four forecasts in worker processes, and figures

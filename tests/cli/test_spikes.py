@@ -6,7 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from rankscope import Spikes, TrainingRun, read
 from tests.cli.running import answered, printed, rankscope
+from tests.made_trainings import written
 
 
 @pytest.fixture
@@ -26,6 +28,15 @@ def test_it_says_what_came_before(table: Path, tmp_path: Path) -> None:
     events = pl.read_csv(tmp_path / "found" / "events.csv")
     assert events.select("signal", "step", "lead").rows() == [("largest_logit", 460, 40)]
     assert pl.read_csv(tmp_path / "found" / "spikes.csv")["first"].to_list() == [500]
+    again = read(tmp_path / "found")
+    assert isinstance(again, Spikes) and again.spikes[0].first == 500 and again.events.height == 1
+    assert again.manifest.command == "rankscope spikes history.csv -o found"
+
+
+def test_a_run_folder_that_is_read_stays_a_training(tmp_path: Path) -> None:
+    written(tmp_path)
+    printed("spikes", ".", "-o", ".", cwd=tmp_path)
+    assert isinstance(read(tmp_path), TrainingRun) and (tmp_path / "spikes.csv").is_file()
 
 
 def test_json_has_everything(table: Path) -> None:

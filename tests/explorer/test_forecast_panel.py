@@ -15,8 +15,7 @@ from rankscope.explorer.controls import Controls, ForecastRequest
 from rankscope.explorer.forecast_panel import MOST_MENDS, TRAINED, ForecastPanel, size
 from rankscope.explorer.jobs import JobCancelled
 from rankscope.explorer.network_cache import NetworkCache
-from rankscope.forecasts.changes import PARTS
-from rankscope.forecasts.verdict import place_of_100
+from rankscope.forecasts import PARTS, place_of_100
 from rankscope.sources import untrained
 from tests.explorer.serving import QUICK, SMALL, Served, small_networks
 from tests.raising import raises

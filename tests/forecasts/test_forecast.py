@@ -10,7 +10,7 @@ import torch
 
 from rankscope import Architecture, Transformer, forecast, measure
 from rankscope.errors import ArchitectureError, LabError
-from rankscope.forecasts.changes import PARTS, changes
+from rankscope.forecasts import PARTS, changes
 from rankscope.forecasts.forecast import Forecast, Mend, forecast_of
 from rankscope.forecasts.layers import COLUMNS, SAMPLES
 from rankscope.forecasts.phases import giorlandino

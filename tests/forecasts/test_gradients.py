@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.forecasts.gradient_profile import GradientProfile
-from rankscope.forecasts.gradients import gradients
+from rankscope.forecasts.gradients import GradientProfile, gradients
 from rankscope.nets import Architecture, Experts, Transformer
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, dot

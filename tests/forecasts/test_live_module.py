@@ -6,9 +6,10 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,15 @@ from torch.nn import functional as F
 
 from rankscope import Architecture, forecast
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, WatchError
+from rankscope.forecasts import forecast_map
 from rankscope.forecasts.forecast import Forecast
 from rankscope.forecasts.layers import COLUMNS
 from rankscope.forecasts.live_module import LivePlan, read_module
 from rankscope.forecasts.live_passes import LiveBatch, in_dtype, passed
-from rankscope.forecasts.maps import forecast_map
 from rankscope.forecasts.plan import point_of
 from rankscope.forecasts.predictor import Predictor
 from rankscope.forecasts.weight_kinds import weight_kinds
-from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.lab import UNLABELLED, Recipe
 from tests.live.ranks import together
 
 SYMBOLS, TOKENS, SAMPLES = 17, 12, 6
@@ -106,8 +107,17 @@ def own_gpt(**options: Any) -> OwnGPT:
     return OwnGPT(**options)
 
 
+class Reading(NamedTuple):
+    """What `read_module` gives, by name."""
+
+    plan: LivePlan
+    point: dict[str, float]
+    table: pl.DataFrame
+    notes: list[str]
+
+
 def read(model: nn.Module, loss: Any = cross_entropy, inputs: Any = None) -> Any:
-    return read_module(model, batches() if inputs is None else inputs, loss, steps=60, lr=1e-3)
+    return Reading(*read_module(model, batches() if inputs is None else inputs, loss, Recipe(steps=60, lr=1e-3)))
 
 
 class Anonymous(nn.Module):

@@ -10,9 +10,8 @@ from rankscope import Architecture, forecast
 from rankscope.errors import LabError
 from rankscope.figures.description import Heatmap, Line
 from rankscope.figures.drawing import plot
-from rankscope.forecasts.figures import layers_chart, map_chart
+from rankscope.forecasts import AXES, forecast_map, layers_chart, map_chart
 from rankscope.forecasts.forecast import Forecast, forecast_of
-from rankscope.forecasts.maps import AXES, forecast_map
 
 ARCH = Architecture(layers=2, width=16, heads=2, mask="causal", norm_place="pre", final_norm=True)
 

@@ -13,7 +13,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
 from rankscope.errors import LabError
-from rankscope.forecasts.calibration import outcomes, trainings
+from rankscope.forecasts import outcomes, trainings
 from rankscope.forecasts.predictor import POINTS, SPREAD, Outcome, Predictor
 from rankscope_studies.forecasts.designs import draw_design
 from rankscope_studies.forecasts.trainings import trained_settings

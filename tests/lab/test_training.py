@@ -17,8 +17,8 @@ import rankscope
 from rankscope import read
 from rankscope.errors import ArchitectureError, LabError, TrainingWarning
 from rankscope.lab import Initialisation, Recipe, Training
+from rankscope.lab.model import reads_ahead
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
-from rankscope.lab.training import reads_ahead
 from rankscope.live.monitor.alarms import AlarmRule, Fault
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.mlp import Experts
@@ -256,3 +256,12 @@ def test_a_training_that_ended_between_two_checkpoints_has_ended(tmp_path: Path)
     again = made(tmp_path)
     assert again.steps == RECIPE.steps and list(again) == []
     same(whole, again)
+
+
+def test_the_rate_rises_then_falls_to_nothing() -> None:
+    recipe = Recipe(steps=100, warmup=0.1)
+    rates = [recipe.lr_scale(step) for step in range(100)]
+    assert rates[0] == 0.1
+    assert max(rates) == rates[9] == 1
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] < 0.001

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from rankscope.figures.drawing import plot
-from rankscope.forecasts.changes import changes
+from rankscope.forecasts import changes
 from rankscope.live.monitor import default_rules
 from rankscope.runs import read
 from rankscope.trainings.spikes import Signal

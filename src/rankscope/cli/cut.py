@@ -41,7 +41,7 @@ def cut(
     and tokenizer, is loaded again and compared with the network that was measured.
     """
     from rankscope.depths import cut as cut_network
-    from rankscope.depths.losses import next_token_loss
+    from rankscope.depths.criteria import next_token_loss
     from rankscope.sources import is_drawn
     from rankscope.sources.shortened import MODULES, original
 

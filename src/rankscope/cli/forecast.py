@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import network, split_names
+from rankscope.cli.inputs import command_line, network, split_names
 from rankscope.cli.measure import ANNOUNCED_SECONDS
+from rankscope.cli.output import with_manifest
 from rankscope.cli.show import complain, machine, progress, say, say_where, show_tables
 from rankscope.errors import MetricError, require
 
@@ -89,7 +90,7 @@ def forecast(
     changes = _changes(result, results.silent) if variations.mends else []
     plane = None
     if axes is not None:
-        from rankscope.forecasts.maps import forecast_map
+        from rankscope.forecasts import forecast_map
 
         with progress(results.silent) as start:
             plane = forecast_map(result, axes[0], axes[1], size=variations.map_size, progress=start("map"))
@@ -125,18 +126,16 @@ def _changes(result: "Forecast", silent: bool) -> "list[Mend]":
 
 
 def _write(folder: Path, result: "Forecast", told: dict[str, Any], plane: Any, axes: list[str] | None) -> None:
-    """Put the forecast as JSON, its figures and its map into a folder."""
+    """Save the forecast, which `rankscope.read` gives back; beside it all that is told as JSON, figures and the map."""
     import json
 
     from rankscope.figures import plot, save
     from rankscope.figures.escaping import plain
-    from rankscope.files import atomic, writable_folder
-    from rankscope.forecasts.figures import map_chart
-    from rankscope.forecasts.maps import AXES
+    from rankscope.files import write_text
+    from rankscope.forecasts import AXES, map_chart
 
-    writable_folder(folder)
-    with atomic(folder / "forecast.json") as path:
-        path.write_text(json.dumps(plain(told), indent=1) + "\n", encoding="utf-8")
+    with_manifest(result, command=command_line()).save(folder)
+    write_text(folder / "forecast.json", json.dumps(plain(told), indent=1) + "\n")
     save(result.plot(), folder / "layers")
     if plane is not None and axes is not None:
         save(plot(map_chart(plane, *(AXES[name].title for name in axes))), folder / "map")
@@ -180,7 +179,7 @@ def _numbers(forecast: "Forecast") -> dict[str, float]:
 
 def mends_table(mends: "list[Mend]") -> "Table":
     """A line for each change: how probable it is to learn with it, and its place."""
-    from rankscope.forecasts.verdict import place_of_100
+    from rankscope.forecasts import place_of_100
     from rankscope.results import Table
 
     rows = [

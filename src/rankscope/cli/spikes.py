@@ -1,9 +1,11 @@
 """`rankscope spikes`: the loss spikes of a training, and which signals moved before them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from rankscope.cli import options as opt
+from rankscope.cli.inputs import command_line
 from rankscope.cli.show import machine, say, say_where, show_tables
 
 
@@ -25,12 +27,15 @@ def spikes(
     """
     from rankscope.errors import FileError, require
     from rankscope.files import atomic, writable_folder
-    from rankscope.trainings import order_of_events, read_signals
+    from rankscope.runs import begun
+    from rankscope.runs import read as read_run
+    from rankscope.trainings import TRAINING_TABLE, order_of_events, read_signals
     from rankscope.trainings.signals import split_loss
 
     opt.require_positive(deviations=deviations)
     folder, names = results.output, ("spikes.csv", "events.csv")
-    for path in () if folder is None else (folder / name for name in names):
+    written = (*names, "spikes.parquet", "spike_events.parquet")
+    for path in () if folder is None else (folder / name for name in written):
         sentence = f"{path} is read here and would be written over: give -o another folder"
         read = {source.resolve() for source in sources}
         require(path.resolve() not in read, sentence, FileError, str(path))
@@ -38,6 +43,8 @@ def spikes(
     report = order_of_events(of_loss, signals, window=window, deviations=deviations)
     if folder is not None:
         writable_folder(folder)
+        if TRAINING_TABLE not in read_run(folder).names:  # a training stays one, and may go on: it gets the CSV alone
+            replace(report, manifest=begun("cpu").adding(command=command_line())).save(folder)
         for name, rows in zip(names, report.tables.values(), strict=True):
             with atomic(folder / name) as temporary:
                 rows.write_csv(temporary)

@@ -2,8 +2,8 @@
 
 `card.py` has `depth` and what it returns. It asks `readings.py` for what one pass shows of each layer, `paths` for the
 exact shares, `removals.py` for what is lost without each layer and head, `tables.py` for tables of all that and
-`summary.py` for what they come to. `views.py` and `figures.py` show it. `cut.py` makes smaller models, by the scores of
-`criteria.py`.
+`summary.py` for what they come to and their cells in text. `figures.py` draws it. `cut.py` makes smaller models, by the
+scores of `criteria.py`.
 """
 
 from rankscope.depths.card import DepthCard, depth

@@ -20,9 +20,7 @@ from torch import Tensor
 from rankscope.depths.figures import caption, depth_chart, printed
 from rankscope.depths.readings import read_forward
 from rankscope.depths.removals import Removals
-from rankscope.depths.summary import EffectiveDepth, effective_depths, means, sentence_of
-from rankscope.depths.tables import SCHEMAS, sample_tables
-from rankscope.depths.views import (
+from rankscope.depths.summary import (
     ALL_LAYER_COLUMNS,
     HEAD_COLUMNS,
     LAYER_COLUMNS,
@@ -30,9 +28,14 @@ from rankscope.depths.views import (
     MARKED_COLUMNS,
     NOISE,
     SHOWN_HEADS,
+    EffectiveDepth,
     Row,
+    effective_depths,
+    means,
     norms_sentence,
+    sentence_of,
 )
+from rankscope.depths.tables import SCHEMAS, sample_tables
 from rankscope.errors import PathError
 from rankscope.extras import counted
 from rankscope.figures import Chart
@@ -243,7 +246,14 @@ def depth(
         paths = TwoPasses(net, X, valid)
     except PathError as error:
         notes.append(f"There are no shares of paths: {error}.")
-    counter = _Counter(layers_applied(net.arch.layers, net.arch.heads if heads else 0), progress)
+    done, total = 0, layers_applied(net.arch.layers, net.arch.heads if heads else 0)
+
+    def counter(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(min(done, total), total)
+
     forward = read_forward(net, X, valid, paths, counter)
     shares: dict[int, tuple[LayerShares, LayerShares]] = {}
     if paths is not None:
@@ -267,15 +277,3 @@ def depth(
 def layers_applied(layers: int, heads: int) -> int:
     """How many layers of a network are applied to the text for a card, in all; `heads` is 0 where none is taken out."""
     return layers * (1 + BACK) + Removals.layers_applied(layers, heads)
-
-
-class _Counter:
-    """Adds up the layers that were applied to the text, and tells how many are done."""
-
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done, self.total, self.progress = 0, total, progress
-
-    def __call__(self, more: int) -> None:
-        self.done += more
-        if self.progress is not None:
-            self.progress(min(self.done, self.total), self.total)

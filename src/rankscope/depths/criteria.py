@@ -24,13 +24,14 @@ measured error: `path_share`, `residual_share` and `error` have a score of sets.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.depths.readings import influence
-from rankscope.errors import PathError
+from rankscope.errors import PathError, require
 from rankscope.metrics import metric, valid_tokens
 from rankscope.metrics.tokens import tokens
 from rankscope.nets import Block, Branch, Half, Transformer, converted
@@ -38,7 +39,7 @@ from rankscope.nets.weights import named
 from rankscope.paths import Frozen, decompose, freeze
 from rankscope.paths.lengths import share
 from rankscope.paths.terms import WholeNetwork
-from rankscope.shapes import Bool, Float
+from rankscope.shapes import Bool, Float, Int
 
 Loss = Callable[[Float[Tensor, "batch token width"]], Tensor]  # A number, from the output of the network
 LayerSet = Collection[int]  # Layers, numbered from 1
@@ -110,9 +111,8 @@ def set_shares(net: Transformer, sample: Sample, sets: Sequence[LayerSet], resid
         counted = ~metric("relative_residual").read(of_output).below_floor.cpu()
         mean = (output * frozen.valid[..., None]).sum(1, keepdim=True) / frozen.valid.sum(1)[:, None, None]
         target = (output - mean) * frozen.valid[..., None]
-    if not bool(counted.any()):
-        sentence = "a share of the residual needs an output whose tokens differ; in all samples they are equal"
-        raise PathError(f"{sentence}: take path_share", subject="residual_share")
+    sentence = "a share of the residual needs an output whose tokens differ; in all samples they are equal"
+    require(counted.any(), f"{sentence}: take path_share", PathError, "residual_share")
     shares = [share(output - _PassingBy(frozen, layers).run(), target) for layers in sets]
     return [float(values.abs().cpu()[counted].mean()) for values in shares]
 
@@ -181,14 +181,8 @@ def _with_gradients(net: Transformer, sample: Sample) -> list[dict[str, tuple[Te
         loss = sample.loss_of(tracked.run(sample.X, sample.padding).output)
         flat = [tensor for layer in layers for tensor in named(layer).values()]
         gradients = iter(torch.autograd.grad(loss, flat, allow_unused=True))
-    return [
-        {
-            name: (tensor.detach(), gradient)
-            for (name, tensor), gradient in zip(named(layer).items(), gradients, strict=False)
-            if gradient is not None
-        }
-        for layer in layers
-    ]
+    pairs = [zip(named(layer).items(), gradients, strict=False) for layer in layers]  # each takes as many as it has
+    return [{name: (w.detach(), grad) for (name, w), grad in pair if grad is not None} for pair in pairs]
 
 
 def taylor_scores(net: Transformer, sample: Sample) -> list[float]:
@@ -200,12 +194,10 @@ def taylor_scores(net: Transformer, sample: Sample) -> list[float]:
 def head_taylor_scores(net: Transformer, sample: Sample) -> list[list[float]]:
     """`|dL/dm|` of each head at m = 1, m a factor on its output, mean over samples. The factor is one on the head's
     rows of the output projection as well, so that `dL/dm = <w, dL/dw>` over these."""
-    total: Tensor | None = None
+    total = torch.zeros(net.arch.layers, net.arch.heads, dtype=torch.float64, device=sample.X.device)
     for index in range(len(sample.X)):
         rows = [layer["attention.output.weight"] for layer in _with_gradients(net, sample.alone(index))]
-        scores = torch.stack([(w * gradient).double().sum((1, 2)).abs() for w, gradient in rows])
-        total = scores if total is None else total + scores
-    assert total is not None
+        total += torch.stack([(w * gradient).double().sum((1, 2)).abs() for w, gradient in rows])
     listed: list[list[float]] = (total / len(sample.X)).tolist()
     return listed
 
@@ -240,3 +232,32 @@ CRITERIA = {
     )
 }
 """All criteria, by name."""
+
+
+@torch.no_grad()
+def next_token_loss(
+    model: Any, ids: Int[Tensor, "batch token"], padding: Bool[Tensor, "batch token"] | None = None
+) -> Loss | None:
+    """The mean cross-entropy of the next token, as a function of the output of the network; None where the model's
+    logits are not its output embedding applied to that output (encoders, capped logits, models without a head).
+
+    Args:
+        model: A model of transformers with a head, such as `GPT2LMHeadModel`.
+        ids: Token ids, padded at the end.
+        padding: True at padding.
+    """
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    valid = torch.ones_like(ids, dtype=torch.bool) if padding is None else ~padding
+    if head is None or getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+        return None
+    told = model(input_ids=ids, attention_mask=valid.long(), output_hidden_states=True, return_dict=True)
+    if not torch.allclose(head(told.hidden_states[-1])[valid], told.logits[valid], rtol=1e-3, atol=1e-3):
+        return None
+    weight, bias = head.weight.double(), None if head.bias is None else head.bias.double()
+    asked = ids[:, 1:].masked_fill(~valid[:, 1:], -100)
+
+    def loss(Y: Tensor) -> Tensor:
+        of_output = F.linear(Y[:, :-1], weight.to(Y), None if bias is None else bias.to(Y))
+        return F.cross_entropy(of_output.flatten(0, 1), asked.flatten().to(Y.device), ignore_index=-100)
+
+    return loss

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
-from rankscope.errors import ArchitectureError, SourceError, one_of
+from rankscope.errors import ArchitectureError, SourceError, require, require_one_of
 from rankscope.nets import Transformer, usual_modes
 from rankscope.results import Result, Section, Table
 from rankscope.runs import Manifest, manifest_of
@@ -124,10 +124,8 @@ class Cut(Result):
         scores = tables["cut_scores"].select(details["columns"])
         heads = tuple((int(layer), int(head)) for layer, head in details["heads"])
         fidelity = Fidelity(float(details["relative_error"]), float(details["cosine"]))
-        layers = tuple(details["layers"])
-        return cls(
-            None, details["by"], details["search"], layers, heads, scores, fidelity, manifest, details["sentence"]
-        )
+        chosen, layers = (details["by"], details["search"]), tuple(details["layers"])
+        return cls(None, *chosen, layers, heads, scores, fidelity, manifest, details["sentence"])
 
     @property
     def title(self) -> str:
@@ -175,11 +173,13 @@ class Cut(Result):
             reason = "has fewer heads in its layers" if self.heads else "was not loaded"
             advice = "cut.net.save(folder) writes the network itself"
             raise SourceError(f"no model of transformers holds a network that {reason}: {advice}", subject="model")
-        if model is None and origin.weights == "given":
-            message = "the network was loaded from a model in memory; save_model(folder, model) takes that model"
-            raise SourceError(message, subject="model")
-        full_model = original(origin.name, **_revision(origin)) if model is None else model
-        location = None if origin.weights == "given" else locate(origin.name, _revision(origin))
+        given, revision = origin.weights == "given", {}
+        if "revision" in origin.details:
+            revision = {"revision": origin.details["revision"]}
+        message = "the network was loaded from a model in memory; save_model(folder, model) takes that model"
+        require(model is not None or not given, message, SourceError, "model")
+        full_model = original(origin.name, **revision) if model is None else model
+        location = None if given else locate(origin.name, revision)
         return write_shortened(full_model, self.original, self.layers, folder, location=location)
 
 
@@ -198,10 +198,6 @@ def _sentence(
     else:
         what = "nothing taken out"
     return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"
-
-
-def _revision(origin: Any) -> dict[str, Any]:
-    return {"revision": origin.details["revision"]} if "revision" in origin.details else {}
 
 
 @usual_modes()
@@ -250,10 +246,9 @@ def cut(
     """
     net, X, padding = inputs_of("cut", net, X, padding, attention_mask)
     for name, value, known in (("by", by, CRITERIA), ("search", search, SEARCHES), ("of", of, ("layers", "heads"))):
-        if value not in known:
-            raise ArchitectureError(one_of(name, value, known), subject=name)
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise ArchitectureError(f"keep must be a share above 0 and at most 1; got {keep!r}", subject="keep")
+        require_one_of(name, value, known, ArchitectureError)
+    is_share = isinstance(keep, int | float) and not isinstance(keep, bool) and 0 < keep <= 1
+    require(is_share, f"keep must be a share above 0 and at most 1; got {keep!r}", ArchitectureError, "keep")
     sample = Sample(X.to(dtype=net.dtype, device=net.device), padding, loss, seed)
     criterion, layers, heads = CRITERIA[by], list[int](), list[tuple[int, int]]()
     if of == "heads":
@@ -262,8 +257,8 @@ def cut(
         count = net.arch.layers - _left(net.arch.layers, keep)
         find = {"one_shot": _one_shot, "greedy": _greedy, "exact": _exact}[search]
         layers, scores = find(net, sample, criterion, count, progress or (lambda done, total: None))
-    if not bool(scores["score"].is_finite().all()):
-        raise ArchitectureError(f"{by} must be finite numbers; the network gives others on these tokens", subject="by")
+    sentence = f"{by} must be finite numbers; the network gives others on these tokens"
+    require(scores["score"].is_finite().all(), sentence, ArchitectureError, "by")
     small = net.without(layers=layers, heads=heads)
     kept = fidelity(net, small, sample.X, padding)
     described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}

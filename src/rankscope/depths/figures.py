@@ -36,53 +36,38 @@ def depth_chart(layers: pl.DataFrame, heads: pl.DataFrame, sentence: str) -> fig
     """
     last = int(layers["layer"].to_numpy().max(initial=1))
     across = fig.Axis("layer", last=last, range=(0.4, last + 0.6))
-    panels = [
-        fig.Panel(across, fig.Axis("change of the output", percent=True), _bars(layers, ("lost", "lost_residual")),
-                  CHANGES),
-    ]  # fmt: skip
-    shares = _bars(layers, ("share", "residual_share"))
+    changes, shares = _bars(layers, ("lost", "lost_residual")), _bars(layers, ("share", "residual_share"))
+    panels = [fig.Panel(across, fig.Axis("change of the output", percent=True), changes, CHANGES)]
     if shares:
         panels.append(fig.Panel(across, fig.Axis("", percent=True), shares, PASSES))
     panels.append(fig.Panel(across, fig.Axis("cosine"), _lines(layers), ADDS))
     panels.append(_head_map(heads))
-    return fig.Chart(
-        panels,
-        layers.to_dict(as_series=False),
-        f"By layer and head. {sentence}",
-        columns=ROW,
-        size=(5.2, 3.1),
-        height=300,
-    )
+    table, alt = layers.to_dict(as_series=False), f"By layer and head. {sentence}"
+    return fig.Chart(panels, table, alt, columns=ROW, size=(5.2, 3.1), height=300)
 
 
 def _bars(layers: pl.DataFrame, names: tuple[str, ...]) -> list[fig.Bars]:
-    marks = []
+    numbers, marks = layers["layer"].to_list(), []
     for name in names:
         values = layers[name].to_numpy()
         if np.isfinite(values).any():
             label, colour = BARS[name]
-            numbers = layers["layer"].to_list()
-            hover: list[fig.Hover] = [
-                (f"layer {layer}\n", f"{value:.1%}", f" of {label}")
-                for layer, value in zip(numbers, values, strict=True)
-            ]
+            texts = zip(numbers, values, strict=True)
+            hover: list[fig.Hover] = [(f"layer {layer}\n", f"{value:.1%}", f" of {label}") for layer, value in texts]
             marks.append(fig.Bars(numbers, values, fig.line_colour(colour), label, hover))
     return marks
 
 
 def _lines(layers: pl.DataFrame) -> list[fig.Line]:
-    numbers, marks = layers["layer"].to_list(), []
+    numbers = layers["layer"].to_list()
+    marks = [fig.Line([0.4, max(numbers) + 0.6], [0.0, 0.0], "faint", width=1.0)]
     for name, (label, index) in LINES.items():
         values = layers[name].to_numpy()
         if np.isfinite(values).any():
-            hover: list[fig.Hover] = [
-                (f"layer {k}, {label}\n", f"{v:+.3f}", "") for k, v in zip(numbers, values, strict=True)
-            ]
-            marks.append(
-                fig.Line(numbers, values, fig.line_colour(index), label, index=index, marker="dot", hover=hover)
-            )
-    zero = fig.Line([0.4, max(numbers) + 0.6], [0.0, 0.0], "faint", width=1.0)
-    return [zero, *marks]
+            texts, colour = zip(numbers, values, strict=True), fig.line_colour(index)
+            hover: list[fig.Hover] = [(f"layer {k}, {label}\n", f"{v:+.3f}", "") for k, v in texts]
+            marks.append(fig.Line(numbers, values, colour, label, index=index, marker="dot", hover=hover))
+    return marks
 
 
 CHANGES, PASSES, ADDS = (

@@ -7,6 +7,7 @@ at biases is carried along for the shares of paths (`paths/two_passes.py`).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,9 @@ Valid = Bool[Tensor, "batch token"]
 SINK = 0.3  # The mass on the first token above which a head has a sink (Gu et al. 2025)
 
 
-@dataclass(frozen=True)
-class NormRank:
-    """The affine rank of the tokens before and after a norm, each with whether rounding may have decided it."""
-
-    layer: int
-    norm: str
-    before: Values
-    after: Values
-    doubtful: Bool[Tensor, " batch"]
+NormRank = tuple[dict[str, Any], dict[str, Values]]
+"""The layer and name of a norm, and by column the affine rank of the tokens before and after it, each of a sample, with
+whether rounding may have decided one of them."""
 
 
 @dataclass
@@ -84,7 +79,8 @@ def norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: f
         unit: The eps of the arithmetic that the network runs in.
     """
     (before, first), (after, second) = (affine_rank_with_doubt(Z, ~valid, unit=unit) for Z in (X, Y))
-    return NormRank(layer, name, before, after, first | second)
+    ranks = {"rank_before": before, "rank_after": after, "rank_doubtful": first | second}
+    return {"layer": layer, "norm_name": name}, ranks
 
 
 @torch.no_grad()

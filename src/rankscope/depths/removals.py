@@ -119,8 +119,10 @@ class Removals:
         """Without something of layers `first` to `stop`: their copies go to the end side by side."""
         names: list[tuple[int, int | None]] = []
         copies = self.inputs[0].new_empty((0, *self.inputs[0].shape))
-        if first == 0:  # nothing is taken out of this copy: the last digits of its tokens are changed
-            names, copies = [(0, None)], self._perturbed()[None]
+        if first == 0:  # nothing is taken out of this copy: its entries are changed by a unit of rounding, up or down
+            X = self.inputs[0]
+            signs = 2 * torch.randint(2, X.shape, generator=torch.Generator().manual_seed(0)).to(X) - 1
+            names, copies = [(0, None)], (X * (1 + torch.finfo(X.dtype).eps * signs))[None]
         for block in self.net.blocks[first:]:
             copies = self._through(block, copies)
             if block.index < stop:
@@ -135,12 +137,6 @@ class Removals:
                 self.floor = ROUNDING * loss.lost.clamp(min=unit_of(X.dtype))
             else:
                 yield loss
-
-    def _perturbed(self) -> Tokens:
-        """The tokens with every entry changed by a unit of rounding, up or down."""
-        X = self.inputs[0]
-        signs = 2 * torch.randint(2, X.shape, generator=torch.Generator().manual_seed(0)).to(X) - 1
-        return X * (1 + torch.finfo(X.dtype).eps * signs)
 
     def _through(self, block: Block, copies: Float[Tensor, "copy batch token width"]) -> Tensor:
         """All copies after a block."""

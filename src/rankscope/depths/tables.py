@@ -48,10 +48,7 @@ def sample_tables(
             columns = _head_shares(through, head) | _lost(losses.get((layer, head)))
             columns |= {name: values[:, head] for name, values in of_heads.items()}
             heads.append(_rows({"layer": layer, "head": head}, columns))
-    norms = [pl.DataFrame(schema=SCHEMAS[2])]
-    for norm in forward.norms:
-        ranks: Columns = {"rank_before": norm.before, "rank_after": norm.after, "rank_doubtful": norm.doubtful}
-        norms.append(_rows({"layer": norm.layer, "norm_name": norm.norm}, ranks))
+    norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(place, ranks) for place, ranks in forward.norms)]
     return {
         "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
         "norms": pl.concat(norms),
@@ -67,7 +64,7 @@ SCHEMAS = [{name: _kind(name) for name in columns} for columns in (LAYER_COLUMNS
 """The columns of the tables of layers, heads and norms, and their types."""
 
 
-def _rows(place: Mapping[str, Any], columns: Columns) -> pl.DataFrame:
+def _rows(place: Mapping[str, Any], columns: Mapping[str, Tensor | None]) -> pl.DataFrame:
     """The rows of all samples at one place."""
     samples = next(len(values) for values in columns.values() if values is not None)
     series = [pl.Series("sample", list(range(samples)), _kind("sample"))]

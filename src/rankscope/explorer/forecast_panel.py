@@ -16,9 +16,7 @@ from rankscope.explorer.answers import network_with, page_sentence
 from rankscope.explorer.controls import Controls, ForecastRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode, JobCancelled
 from rankscope.explorer.network_cache import NetworkCache
-from rankscope.forecasts import Forecast, Mend, forecast
-from rankscope.forecasts.changes import PARTS
-from rankscope.forecasts.verdict import chance_words, place_of_100
+from rankscope.forecasts import PARTS, Forecast, Mend, chance_words, forecast, place_of_100
 from rankscope.nets import Architecture
 
 FORECAST_SECONDS = 600.0  # that a forecast with its mends may take

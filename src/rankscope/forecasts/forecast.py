@@ -3,8 +3,8 @@
 In order: the subject becomes a `Plan` (`plan.py`); readings are taken of it at its initialisation (`readings.py`); its
 tokens and gradients are followed layer by layer, beside what theory says of them (`layers.py`); trained networks that
 read alike predict what its training will make of it (`predictor.py`); `verdict.py` puts all of it into sentences.
-`Forecast.mends` asks the same of changed networks (`changes.py`). Of a module of a person's own, `live_module.py` takes
-those readings that can be had without its architecture.
+`Forecast.mends` asks the same of changed networks (`changes` in `plan.py`). Of a module of a person's own,
+`live_module.py` takes those readings that can be had without its architecture.
 """
 
 import math
@@ -17,15 +17,12 @@ import polars as pl
 import torch
 from torch import nn
 
-from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError
-from rankscope.forecasts.calibration import LEARNT, STEPS
-from rankscope.forecasts.changes import PARTS, changes
-from rankscope.forecasts.figures import layers_chart, layers_table
-from rankscope.forecasts.layers import SCHEMA, by_layer, filled_table
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError, require
+from rankscope.forecasts.layers import SCHEMA, by_layer, filled_table, layers_chart, layers_table
 from rankscope.forecasts.live_module import LivePlan, read_module
 from rankscope.forecasts.live_passes import LossOfBatch
-from rankscope.forecasts.plan import Plan, SavedPlan, adapted_to_task, point_of, with_architecture
-from rankscope.forecasts.predictor import NEAREST_SCHEMA, Prediction, Predictor
+from rankscope.forecasts.plan import PARTS, Plan, SavedPlan, adapted_to_task, changes, point_of, with_architecture
+from rankscope.forecasts.predictor import LEARNT, NEAREST_SCHEMA, STEPS, Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
 from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
 from rankscope.lab import task as task_of
@@ -83,16 +80,13 @@ class Forecast(Result):
         Raises:
             ArchitectureError: The forecast is of a module whose architecture is not known.
         """
-        if isinstance(self.plan, SavedPlan):
-            message = "changes, depths and maps need a network; this forecast was read from a folder: forecast anew"
-            raise ArchitectureError(message, subject="subject")
+        if isinstance(self.plan, Plan):
+            return self.plan
+        message = "a network; this forecast was read from a folder: forecast anew"
         if isinstance(self.plan, LivePlan):
-            raise ArchitectureError(
-                f"changes, depths and maps need an Architecture; {self.plan.name} was forecast as a module, of which "
-                "none is known: forecast an Architecture like it",
-                subject="subject",
-            )
-        return self.plan
+            message = f"an Architecture; {self.plan.name} was forecast as a module, of which none is known"
+            message += ": forecast an Architecture like it"
+        raise ArchitectureError(f"changes, depths and maps need {message}", subject="subject")
 
     @property
     def probability(self) -> float:
@@ -223,9 +217,7 @@ class Forecast(Result):
             [str(design), f"{similarity:.3g}", task, f"{loss:.3g}", "yes" if learns else "no"]
             for design, similarity, task, loss, learns in self.prediction.nearest.iter_rows()
         ]
-        nearest = Table(
-            "Trained networks that read most alike", ["number", "similarity", "task", "loss", "learns"], rows
-        )
+        nearest = Table("Trained networks that read most alike", list(NEAREST_SCHEMA), rows)
         first, *further = self.verdict
         return [Section("What is expected of a training", first, drawn, [layers_table(self.table), nearest], further)]
 
@@ -341,16 +333,15 @@ def forecast(
     if inputs is not None:
         inapplicable = {"task": (task, "next-character"), "tokens": (tokens, None), "init": (init, "xavier"),
                         "batch": (batch, 16), "depth": (depth, None), "remedies": (tuple(remedies), ())}  # fmt: skip
-        return _of_module(subject, inputs, loss, blocks, steps, lr, seed, inapplicable)
-    if loss is not None or blocks is not None:
-        raise LabError("loss and blocks are of a module with inputs; got no inputs: give two batches", subject="inputs")
+        return _of_module(subject, inputs, loss, blocks, Recipe(steps=steps, lr=lr), seed, inapplicable)
+    sentence = "loss and blocks are of a module with inputs; got no inputs: give two batches"
+    require(loss is None and blocks is None, sentence, LabError, "inputs")
     with usual_modes(), torch.enable_grad():
         chosen = _task(task, tokens)
         arch, net, notes = _network(subject, seed)
         first = chosen.batch(batch, seed, 0)
-        if not bool((first.labels != UNLABELLED).any()):
-            sentence = f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}"
-            raise LabError(sentence, subject="tokens")
+        sentence = f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}"
+        require((first.labels != UNLABELLED).any(), sentence, LabError, "tokens")
         if depth is not None:
             layers = chosen_layers(depth, arch.layers)
             arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
@@ -371,8 +362,7 @@ def _of_module(
     inputs: Any,
     loss: LossOfBatch | None,
     blocks: Blocks | None,
-    steps: int,
-    lr: float,
+    recipe: Recipe,
     seed: int,
     inapplicable: dict[str, tuple[Any, Any]],
 ) -> Forecast:
@@ -382,27 +372,22 @@ def _of_module(
         came = f"got a {type(subject).__name__}: leave inputs out"
         raise ArchitectureError(f"inputs are for a torch module; {came}", subject="subject")
     for name, (given, default) in inapplicable.items():
-        if given != default:
-            sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
-            raise LabError(sentence, subject=name)
+        sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
+        require(given == default, sentence, LabError, name)
     device = torch.get_default_device()
     with usual_modes(CPU if device.type == "meta" else device), torch.enable_grad():
-        read = read_module(subject, inputs, loss, steps=steps, lr=lr, seed=seed, blocks=blocks)
-    prediction = Predictor.shipped().predict(read.point)
-    doubts = _doubts(read.plan, prediction)
-    notes = [GIVEN, *read.notes, *_unknown(prediction), *doubts]
-    manifest = begun("cpu").adding(networks=(Network(model=read.plan.description),), seed=seed)
-    return Forecast(read.plan, read.table, read.point, prediction, {}, tuple(notes), doubts, manifest)
+        plan, point, table, notes = read_module(subject, inputs, loss, recipe, seed, blocks)
+    return _predicted(plan, point, table, {}, [GIVEN, *notes], Network(model=plan.description))
 
 
 def _check(lr: float, **counts: int) -> None:
     """Refuse numbers that no training has."""
     for name, count in counts.items():
         least = {"seed": 0, "tokens": 2}.get(name, 1)
-        if not (isinstance(count, int) and least <= count < 2**31):
-            raise LabError(f"{name} must be a whole number from {least} on; got {count!r}", subject=name)
-    if not (isinstance(lr, int | float) and 0 < lr < math.inf):
-        raise LabError(f"lr must be a number above zero; got {lr!r}", subject="lr")
+        fits = isinstance(count, int) and least <= count < 2**31
+        require(fits, f"{name} must be a whole number from {least} on; got {count!r}", LabError, name)
+    above = isinstance(lr, int | float) and 0 < lr < math.inf
+    require(above, f"lr must be a number above zero; got {lr!r}", LabError, "lr")
 
 
 @usual_modes()
@@ -417,11 +402,29 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     """
     model = plan.model()
     point = point_of(model, plan.task, plan.recipe, plan.seed)
-    prediction = Predictor.shipped().predict(point)
     table, exponents, layer_notes = by_layer(model, plan) if layers else (filled_table({"layer": []}), {}, [])
+    network = Network(architecture=plan.description)
+    return _predicted(plan, point, table, exponents, [*notes, *layer_notes], network)
+
+
+def _predicted(
+    plan: Plan | LivePlan,
+    point: dict[str, float],
+    table: pl.DataFrame,
+    exponents: dict[str, float],
+    notes: Sequence[str],
+    network: Network,
+) -> Forecast:
+    """The forecast of these readings, with a note on those that are not known and the reasons why it is a guess."""
+    prediction = Predictor.shipped().predict(point)
+    unknown = [
+        f"of {prediction.entries} readings {prediction.known} were known; with these alone "
+        f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
+        f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
+    ] * (prediction.known < prediction.entries)
     doubts = _doubts(plan, prediction)
-    manifest = begun("cpu").adding(networks=(Network(architecture=plan.description),), seed=plan.seed)
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *layer_notes, *doubts), doubts, manifest)
+    manifest = begun("cpu").adding(networks=(network,), seed=plan.seed)
+    return Forecast(plan, table, point, prediction, exponents, (*notes, *unknown, *doubts), doubts, manifest)
 
 
 def _task(task: str | Task, tokens: int | None) -> Task:
@@ -453,34 +456,18 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
             eager = {"attn_implementation": "eager"}  # a config may name a kernel, which would be fetched from the hub
             subject, notes = AutoModel.from_config(subject, **eager), []  # type: ignore[no-untyped-call]
     if not isinstance(subject, nn.Module):
-        raise ArchitectureError(
-            "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory; got "
-            f"{type(subject).__name__}",
-            subject="subject",
-        )
+        sentence = "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory"
+        raise ArchitectureError(f"{sentence}; got {type(subject).__name__}", subject="subject")
     try:
         net = load(subject)
     except SourceError as error:
-        raise ArchitectureError(
-            f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is, give two "
-            "batches and a loss: forecast(model, inputs=[first, second], loss=function)",
-            subject="inputs",
-        ) from error
+        sentence = f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is"
+        advice = "give two batches and a loss: forecast(model, inputs=[first, second], loss=function)"
+        raise ArchitectureError(f"{sentence}, {advice}", subject="inputs") from error
     arch = net.arch
     if arch.positions == "none" and getattr(getattr(net.origin, "embedding", None), "positions", None) is not None:
         arch = arch.replace(positions="absolute", length=1)  # its table is part of its embedding, which is drawn anew
     return arch, net, notes
-
-
-def _unknown(prediction: Prediction) -> list[str]:
-    """A sentence on how much worse the prediction is for readings that are not known; none if all are known."""
-    if prediction.known == prediction.entries:
-        return []
-    return [
-        f"of {prediction.entries} readings {prediction.known} were known; with these alone "
-        f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
-        f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
-    ]
 
 
 def _doubts(plan: Plan | LivePlan, prediction: Prediction) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ readings on which the two do not agree are **marked**. Gradients of biases and o
 
 import math
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,8 +27,7 @@ from torch import Tensor
 from rankscope.deviation import LOWEST, Deviation, PassInputs, Scaled, State, finish, without_rule
 from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
 from rankscope.deviation.scaled import spread
-from rankscope.errors import ArchitectureError, TokensError
-from rankscope.forecasts.gradient_profile import GradientProfile, LogReadings
+from rankscope.errors import ArchitectureError, TokensError, require
 from rankscope.forecasts.score_gradients import (
     HeadRecorder,
     ReadRecorder,
@@ -39,7 +39,52 @@ from rankscope.forecasts.score_gradients import (
 from rankscope.metrics import FARTHEST
 from rankscope.nets import Block, Layer, Plain, Transformer, converted, shapes, traverse
 from rankscope.nets.weights import named
-from rankscope.shapes import Float
+from rankscope.shapes import Bool, Float
+
+
+class LogReadings(NamedTuple):
+    """Numbers by layer, as log10 of their size: -inf of a zero."""
+
+    log10: Float[Tensor, " layer"]
+    below_floor: Bool[Tensor, " layer"]  # True where rounding decided: the number is **marked**
+
+    @property
+    def known(self) -> Float[Tensor, " layer"]:
+        """Natural logs, NaN where they are marked."""
+        return self.log10.masked_fill(self.below_floor, torch.nan) * math.log(10)
+
+
+class Exponents(NamedTuple):
+    """By how much a layer multiplies gradients and angles, as natural logs; NaN where readings are marked."""
+
+    gradient: float  # lambda_g, the mean of `gradients`: (1/L) log(|dX_0|^2 / |dX_L|^2)
+    angle: float  # the mean of `angles`
+    gradients: Float[Tensor, " layer"]  # of layers 1 to L: log(|dX_{l-1}|^2 / |dX_l|^2)
+    angles: Float[Tensor, " layer"]  # lambda_a of layers 1 to L: log[(1 - p'/q') / (1 - p/q)]
+
+
+@dataclass(frozen=True)
+class GradientProfile:
+    """Norms of gradients of one loss, the sum over samples, and how far apart tokens are.
+
+    Args:
+        tokens: Of the tokens at layer 0 (the input) to L, over all samples.
+        weights: By kind (`KINDS` of `gradients.py`), of weights of layers 1 to L; kinds that no layer has are left out.
+        separation: `1 - p/q` at layer 0 to L: q the mean square of tokens, p the mean product of two of a sample.
+    """
+
+    tokens: LogReadings
+    weights: dict[str, LogReadings]
+    separation: LogReadings
+
+    def exponents(self) -> Exponents:
+        """The exponents of Cowsik et al. 2024: of gradients at tokens and of the angle between them.
+
+        Theirs of gradients, `(1/L) log |d<X_L, R>/dX_0|^2`, contains `(1/L) log |R|^2`, which is taken off here; so
+        is what the final norm does, which is no layer."""
+        gradients, angles = -2 * self.tokens.known.diff(), self.separation.known.diff()
+        return Exponents(float(gradients.mean()), float(angles.mean()), gradients, angles)
+
 
 KINDS = {
     "query": r"attention\.query\.weight",
@@ -84,15 +129,14 @@ def gradients(
     >>> bool(profile.weights["query"].log10[-1] < -100), bool(profile.weights["value"].log10[-1] > -3)
     (True, True)
     """
-    if missing := without_rule(net):
-        sentence = f"gradients start from deviation arithmetic, which has no rule for {', '.join(missing)}"
-        raise ArchitectureError(f"{sentence}: take a network without", subject="arithmetic")
+    missing = without_rule(net)
+    sentence = f"gradients start from deviation arithmetic, which has no rule for {', '.join(missing)}"
+    require(not missing, f"{sentence}: take a network without", ArchitectureError, "arithmetic")
     inputs = PassInputs.of(net.held(), X)
     if cotangent is None:
         cotangent = torch.randn(X.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    if cotangent.shape != X.shape:
-        sentence = f"a cotangent must have the shape of the tokens, {tuple(X.shape)}; received {tuple(cotangent.shape)}"
-        raise TokensError(sentence, subject="cotangent")
+    sentence = f"a cotangent must have the shape of the tokens, {tuple(X.shape)}; received {tuple(cotangent.shape)}"
+    require(cotangent.shape == X.shape, sentence, TokensError, "cotangent")
     cotangent = cotangent.to(inputs.state.R.value)
     logs, perturbed = (_Pass(inputs, moves).run(cotangent) for moves in (False, True))
     readings = {name: _marked(log, perturbed[name]) for name, log in logs.items()}

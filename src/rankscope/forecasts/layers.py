@@ -6,29 +6,43 @@ the second moments of their tokens along (`mean_field.py`); closed forms say in 
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError, RankscopeError
-from rankscope.forecasts.gradient_profile import GradientProfile
-from rankscope.forecasts.gradients import gradients
+from rankscope.figures import description as fig
+from rankscope.figures import sparkline, thinned
+from rankscope.forecasts.gradients import GradientProfile, gradients
 from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
 from rankscope.lab import Batch, Model
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
+from rankscope.results import Table
 from rankscope.shapes import Float
 
 SAMPLES = 2  # Samples of a batch that are followed: each costs two forward and backward passes of its own
+MOST = 32  # Layers of a line of a table, at most
 KINDS = ("query", "key", "value", "output", "mlp")
 COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
 
 SCHEMA = {name: {"layer": pl.Int64, "phase": pl.String}.get(name, pl.Float64) for name in COLUMNS}
+
+
+PANELS = {
+    "tokens: what tells them apart": {
+        "residual": "measured", "residual_theory": "mean-field theory", "separation": "1 - cosine, measured",
+    },
+    "gradients of the loss": {
+        "gradient": "at tokens", "query": "of queries", "key": "of keys", "value": "of values", "mlp": "of the MLP",
+    },
+}  # fmt: skip
+"""By heading, the columns of a forecast's table and their names in the legend."""
 
 
 def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataFrame, dict[str, float], list[str]]:
@@ -44,7 +58,8 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
     X = model.tokens(batch.inputs).detach().double()
     profile = measure(net, X, batch.padding, ["relative_residual", "entropy"])
     columns: dict[str, Any] = {"layer": list(range(net.arch.layers + 1))}
-    columns["residual"] = _log_curve(profile.curve("relative_residual", "log10"), profile, "relative_residual")
+    marked = profile.curve("relative_residual", "below_floor").bool()
+    columns["residual"] = profile.curve("relative_residual", "log10").masked_fill(marked, math.nan).mean(0).tolist()
     exponents: dict[str, float] = {}
     phases: list[Phase] = []
     if batch.padding is not None and bool(batch.padding.any()):
@@ -69,7 +84,8 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
     if phases:
         columns["phase"] = ["", *(phase.name for phase in phases)]
         columns["boundary"] = [math.nan, *(phase.distance for phase in phases)]
-        exponents |= _closed(phases, X.shape[1])
+        exponents["angle_theory"] = sum(phase.angle_exponent for phase in phases) / len(phases)
+        exponents["gradient_theory"] = log_gradient(phases, X.shape[1]) / len(phases)
     columns["entropy"] = profile.curve("entropy").nanmean((0, 2)).tolist()
     return filled_table(columns), exponents, notes
 
@@ -79,13 +95,6 @@ def filled_table(columns: dict[str, Any]) -> pl.DataFrame:
     height = len(columns["layer"])
     empty = {name: [""] * height if name == "phase" else [math.nan] * height for name in COLUMNS}
     return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS}, schema_overrides=SCHEMA)
-
-
-def _log_curve(curve: Tensor, profile: Any, metric: str) -> list[float]:
-    """The mean over samples, NaN where rounding decided it in any of them."""
-    marked = profile.curve(metric, "below_floor").bool()
-    logs: list[float] = curve.masked_fill(marked, math.nan).mean(0).tolist()
-    return logs
 
 
 def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[float]:
@@ -120,7 +129,35 @@ def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
     return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}
 
 
-def _closed(phases: Sequence[Phase], tokens: int) -> dict[str, float]:
-    """Exponents of a layer in closed form, the mean over layers."""
-    angle = sum(phase.angle_exponent for phase in phases) / len(phases)
-    return {"angle_theory": angle, "gradient_theory": log_gradient(phases, tokens) / len(phases)}
+def layers_chart(table: pl.DataFrame, said: str) -> fig.Chart:
+    """Tokens and gradients by layer, measured beside theory.
+
+    Args:
+        table: That of a `Forecast`.
+        said: What is expected, in a sentence.
+    """
+    panels, layers = [], table["layer"].to_list()
+    for heading, columns in PANELS.items():
+        lines = []
+        for index, (name, label) in enumerate(columns.items()):
+            y = table[name].to_numpy()
+            if np.isfinite(y).any():
+                dash = "dash" if name == "residual_theory" else "solid"
+                lines.append(fig.Line(layers, y, fig.line_colour(index), label, index=index, dash=dash))
+        logs = np.concatenate([line.y for line in lines]) if lines else np.zeros(1)
+        panels.append(fig.Panel(fig.Axis("layer", last=layers[-1]), fig.Axis("", fig.Powers(logs)), lines, heading))
+    alt = f"Tokens and gradients of {len(layers) - 1} layers before training. {said}"
+    return fig.Chart(panels, table.to_dict(as_series=False), alt)
+
+
+def layers_table(table: pl.DataFrame) -> Table:
+    """Tokens and gradients in numbers: those of the first layer that has one, and of the last."""
+    columns = [(heading.split()[0].strip(":"), *item) for heading, of in PANELS.items() for item in of.items()]
+    logs = {f"{of}, {label}": table[name].fill_nan(None) for of, name, label in columns}
+    known = {title: column for title, column in logs.items() if column.drop_nulls().len()}
+    rows = [[title, *(f"{column.drop_nulls()[k]:.2f}" for k in (0, -1))] for title, column in known.items()]
+    curves = [sparkline(thinned(column.to_list(), MOST)) for column in known.values()]
+    note = "log10; marked numbers are left out"
+    return Table(
+        "From the first layer to the last", ["", "first", "last"], rows, note=note, curves=("by layer", curves)
+    )

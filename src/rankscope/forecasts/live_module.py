@@ -9,7 +9,7 @@ a reading that would not be the same quantity is left out, and a sentence says s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,17 +19,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
-from rankscope.errors import LabError, WatchError
+from rankscope.errors import LabError, WatchError, require
 from rankscope.forecasts.layers import KINDS, filled_table
-from rankscope.forecasts.live_passes import (
-    LiveBatch,
-    LivePass,
-    LossOfBatch,
-    NarrowingNoticed,
-    in_dtype,
-    left_as_it_was,
-    passed,
-)
+from rankscope.forecasts.live_passes import LiveBatch, LivePass, LossOfBatch, NarrowingNoticed, in_dtype, passed
 from rankscope.forecasts.readings import (
     HIGHEST,
     LOWEST,
@@ -53,6 +45,7 @@ from rankscope.live.hidden_states import rows_and_columns, sizes_in
 from rankscope.live.modules import Blocks, submodules, unwrapped
 from rankscope.live.monitor.distributed import is_sharded
 from rankscope.live.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
+from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import make_plan
 from rankscope.profiles import Profile
 
@@ -99,23 +92,6 @@ class LivePlan:
 
 
 @dataclass(frozen=True)
-class ModuleReadings:
-    """What was read off a module.
-
-    Args:
-        plan: The module and its training.
-        point: Every reading that is known, by name, as the predictor takes them.
-        table: The table of a `Forecast`.
-        notes: What is not known and why, each a sentence.
-    """
-
-    plan: LivePlan
-    point: dict[str, float]
-    table: pl.DataFrame
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class TokenCurves:
     """What a watch read of the first samples, by layer.
 
@@ -146,15 +122,8 @@ class TokenCurves:
 
 
 def read_module(
-    model: nn.Module,
-    inputs: Any,
-    loss: LossOfBatch | None,
-    *,
-    steps: int,
-    lr: float,
-    seed: int = 0,
-    blocks: Blocks | None = None,
-) -> ModuleReadings:
+    model: nn.Module, inputs: Any, loss: LossOfBatch | None, recipe: Recipe, seed: int = 0, blocks: Blocks | None = None
+) -> tuple[LivePlan, dict[str, float], pl.DataFrame, list[str]]:
     """Read everything that can be read off a module, and leave the module as it was, bit for bit.
 
     Args:
@@ -162,10 +131,13 @@ def read_module(
         inputs: Two batches, each a tensor, a tuple of positional arguments or a dictionary of arguments by name;
             entries that the module's forward does not name are for the loss alone.
         loss: Takes what the module returns and the batch, and gives a tensor of one number; None to take `.loss`.
-        steps: Steps of the training that is asked about.
-        lr: Its largest learning rate.
+        recipe: Steps and the largest learning rate of the training that is asked about.
         seed: What the drift is drawn from.
         blocks: The stack of blocks where it is not found by itself, as in `watch`.
+
+    Returns:
+        The module and its training; every reading that is known, by name, as the predictor takes them; the table of a
+        `Forecast`; what is not known and why, each a sentence.
 
     Raises:
         LabError: The inputs are not two batches that the module can be called with, or there is no loss.
@@ -176,24 +148,24 @@ def read_module(
     batches = _batches(inputs, model)
     if loss is not None and not callable(loss):
         raise LabError(f"loss must be a function of output and batch; got a {type(loss).__name__}", subject="loss")
-    if not trained_weights(model):
-        raise LabError(f"{type(model).__name__} has no weights to train: none requires a gradient", subject="model")
+    sentence = f"{type(model).__name__} has no weights to train: none requires a gradient"
+    require(trained_weights(model), sentence, LabError, "model")
     half = any(weight.dtype in HALF for weight in model.parameters())
-    reader = ModuleReader(model, batches, loss, Recipe(steps=steps, lr=lr), seed, blocks, half)
+    reader = ModuleReader(model, batches, loss, recipe, blocks, half)
     with in_dtype(model, torch.float32 if half else None):
-        with left_as_it_was(model):
+        with preserved_training_state(model), torch.enable_grad():
             curves, start = reader.start()
             table = reader.table(curves)
-        with drifted(model, lr * math.sqrt(steps), seed), left_as_it_was(model):
-            later = reader.look()
+        drift = drifted(model, recipe.lr * math.sqrt(recipe.steps), seed)
+        with drift, preserved_training_state(model), torch.enable_grad():
+            later = reader.look(reader.watched())
     if half:
         reader.note("half-precision weights were read in float32")
     point = start | {f"drift_{name}": value for name, value in later.items()} | reader.architecture_numbers(curves)
-    recipe = Recipe(steps=steps, lr=lr, batch=curves.samples)
     heads = None if curves.entropy is None else curves.entropy.shape[2]
-    layers = curves.residual.shape[1] - 1
-    plan = LivePlan(type(model).__name__, recipe, layers, reader.width, heads, seed)
-    return ModuleReadings(plan, point, table, tuple(reader.notes))
+    named, layers = type(model).__name__, curves.residual.shape[1] - 1
+    plan = LivePlan(named, replace(recipe, batch=curves.samples), layers, reader.width, heads, seed)
+    return plan, point, table, reader.notes
 
 
 def _whole(model: nn.Module) -> nn.Module:
@@ -205,9 +177,8 @@ def _whole(model: nn.Module) -> nn.Module:
         came = "are not drawn yet, or on the meta device: draw them first"
     elif any(type(part).__name__ == "DistributedDataParallel" for part in submodules(unwrapped(model))):
         came = "are partly wrapped in DDP, which counts their calls: forecast it before that"
-    if came:
-        raise LabError(f"a module must have its weights to itself; those of {type(model).__name__} {came}",
-                       subject="model")  # fmt: skip
+    sentence = f"a module must have its weights to itself; those of {type(model).__name__} {came}"
+    require(not came, sentence, LabError, "model")
     return model
 
 
@@ -219,9 +190,8 @@ def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
         )
         raise LabError(f"inputs must be a list of two batches; got {came}", subject="inputs")
     batches = [LiveBatch.of(batch, model) for batch in inputs]
-    if batches[0].same_as(batches[1]):
-        sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
-        raise LabError(sentence, subject="inputs")
+    sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
+    require(not batches[0].same_as(batches[1]), sentence, LabError, "inputs")
     return batches
 
 
@@ -234,11 +204,10 @@ class ModuleReader:
         batches: Sequence[LiveBatch],
         loss: LossOfBatch | None,
         recipe: Recipe,
-        seed: int,
         blocks: Blocks | None,
         half: bool,
     ) -> None:
-        self.model, self.batches, self.loss, self.recipe, self.seed = model, batches, loss, recipe, seed
+        self.model, self.batches, self.loss, self.recipe = model, batches, loss, recipe
         self.blocks, self.dtype = blocks, torch.float32 if half else None
         self.plan = make_plan(model, METRICS[:1], blocks=blocks)
         self.given_weights = trained_weights(model)
@@ -269,7 +238,7 @@ class ModuleReader:
             self.note(f"weights of {', '.join(unknown)} are not known: names do not tell them, or they are shared")
         del first
         curves = self.watched()
-        readings = self._look(curves) | self._curvature()
+        readings = self.look(curves) | self._curvature()
         return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
 
     def _refuse_hidden(self, made: LivePass) -> None:
@@ -280,12 +249,9 @@ class ModuleReader:
             came = f"{type(self.model).__name__} keeps {hidden[0]} in another place too (a closure, a dictionary)"
             raise LabError(f"a module must take its weights from its attributes, to be read; {came}", subject="model")
 
-    def look(self) -> dict[str, float]:
-        """What is read again after the drift."""
-        return self._look(self.watched())
-
-    def _look(self, curves: TokenCurves) -> dict[str, float]:
-        """Shares of the output, input gradients of two batches, residuals and entropy."""
+    def look(self, curves: TokenCurves) -> dict[str, float]:
+        """What is read again after the drift: shares of the output, input gradients of two batches, residuals and
+        entropy."""
         readings: dict[str, float] = {}
         gradients = []
         for k in (0, 1):
@@ -356,7 +322,9 @@ class ModuleReader:
 
     def _profile(self, curves: TokenCurves) -> dict[str, float]:
         """Residuals and entropy after whole layers: an attention block and the MLP block after it are one layer."""
-        full_layers = self._whole_layers(curves)
+        # The input, what each layer that attends takes but for the first, and the output.
+        last, attends = curves.residual.shape[1] - 1, self._attending(curves)
+        full_layers = [0, *(layer - 1 for layer in attends[1:]), last] if attends else list(range(last + 1))
         residual, marked = curves.residual[:, full_layers], curves.marked[:, full_layers].any(0)
         entropy = None if curves.entropy is None else curves.entropy[:, curves.attends]
         readings = profile_readings(residual, entropy)
@@ -377,11 +345,6 @@ class ModuleReader:
         parts = self.kinds.get("query") or ()
         called_once = len(set(map(id, self.plan.blocks))) == curves.residual.shape[1] - 1
         return sorted({part.layer for part in parts if part.layer is not None}) if called_once else []
-
-    def _whole_layers(self, curves: TokenCurves) -> list[int]:
-        """The input, what each layer that attends takes but for the first, and the output."""
-        last, attends = curves.residual.shape[1] - 1, self._attending(curves)
-        return [0, *(layer - 1 for layer in attends[1:]), last] if attends else list(range(last + 1))
 
     def architecture_numbers(self, curves: TokenCurves) -> dict[str, float]:
         """The numbers of `readings.architecture_numbers` that can be known: the rate, whether there are MLPs, and

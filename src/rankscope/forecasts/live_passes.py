@@ -9,7 +9,7 @@ That also tells the labels y. Where no tensor of the output is that, logits are 
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope.errors import LabError, RankscopeError
+from rankscope.errors import LabError, RankscopeError, require
 from rankscope.live.hidden_states import floating_tensors
 from rankscope.live.modules import hooked, submodules
 from rankscope.live.monitor.probe import loss_in
-from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.padding import arguments_of
 from rankscope.sources import first_line
 
@@ -60,11 +59,11 @@ class LiveBatch:
             raise LabError(f"a batch of inputs must be a tensor, a tuple or a dictionary; {came}", subject="inputs")
         args = (batch,) if isinstance(batch, Tensor) else () if isinstance(batch, Mapping) else tuple(batch)
         kwargs = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        if not any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
-            raise LabError("a batch of inputs must hold a tensor for the model; received none", subject="inputs")
-        if any(isinstance(x, Tensor) and (x.is_meta or x.is_inference()) for x in (*args, *kwargs.values())):
-            sentence = "inputs must be in memory, and not made in inference_mode, which no gradient goes through"
-            raise LabError(f"{sentence}: make them outside of it, or clone them there", subject="inputs")
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        require(tensors, "a batch of inputs must hold a tensor for the model; received none", LabError, "inputs")
+        sentence = "inputs must be in memory, and not made in inference_mode, which no gradient goes through"
+        in_memory = not any(x.is_meta or x.is_inference() for x in tensors)
+        require(in_memory, f"{sentence}: make them outside of it, or clone them there", LabError, "inputs")
         taken = inspect.signature(model.forward).parameters
         for_loss: tuple[str, ...] = ()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -73,13 +72,11 @@ class LiveBatch:
 
     def same_as(self, other: "LiveBatch") -> bool:
         """True if both have the same tensors for the module."""
-        pairs = list(zip(self._tensors(), other._tensors(), strict=False))
-        return len(self._tensors()) == len(other._tensors()) and all(
-            a.shape == b.shape and torch.equal(a, b) for a, b in pairs
+        mine, others = ([x for x in (*batch.args, *batch.kwargs.values()) if isinstance(x, Tensor)]
+                        for batch in (self, other))  # fmt: skip
+        return len(mine) == len(others) and all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, others, strict=True)
         )
-
-    def _tensors(self) -> list[Tensor]:
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
 
     def called(self, model: nn.Module, dtype: torch.dtype | None = None) -> Any:
         """What the model returns of it, floating tensors in another dtype if one is named.
@@ -160,7 +157,9 @@ def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: 
         MonitorError: The loss is not one number with a gradient.
     """
     calls: list[tuple[nn.Module, Any, Any]] = []
-    matrices = [part for part in submodules(model) if any(w is not None and w.ndim > 1 for w in _own(part))]
+    matrices = [
+        part for part in submodules(model) if any(w is not None and w.ndim > 1 for w in part._parameters.values())
+    ]
     with hooked(matrices, lambda part, args, output: calls.append((part, args, output))):
         output = batch.called(model, dtype)
     value = loss_in(output, None if loss is None else lambda output: loss(output, batch.given))
@@ -181,10 +180,6 @@ def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: 
     return live_pass
 
 
-def _own(part: nn.Module) -> Sequence[Tensor | None]:
-    return list(part._parameters.values())
-
-
 def _labels(loss: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """(which rows of z have a label, these labels) if the loss is the mean cross-entropy of z, else None."""
     if z.ndim < 2 or z.shape[-1] < 2 or not z.requires_grad:
@@ -200,13 +195,6 @@ def _labels(loss: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
     labels = r.argmin(-1)
     expected = p - F.one_hot(labels, p.shape[-1])
     return (labelled, labels) if bool(torch.allclose(r, expected, rtol=0.0, atol=ALIKE)) else None
-
-
-@contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Inside, the module is in eval mode and gradients can be taken; afterwards all it holds is as before."""
-    with preserved_training_state(model), torch.enable_grad():
-        yield
 
 
 @contextmanager
@@ -226,18 +214,15 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
             for name, tensor in held.items():
                 if tensor is not None and tensor.is_floating_point():
                     if id(tensor) not in copies:
-                        copies[id(tensor)] = _copied(tensor, dtype or tensor.dtype)
+                        copy = tensor.detach().to(dtype or tensor.dtype, copy=True)
+                        is_weight = isinstance(tensor, nn.Parameter)
+                        copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_weight else copy
                     held[name] = copies[id(tensor)]
         for values in [values for part in modules for values in vars(part).values() if isinstance(values, list)]:
             if any(id(value) in copies for value in values):  # torch's recurrent layers keep a list of their weights
                 undo.callback(values.__setitem__, slice(None), list(values))
                 values[:] = [copies.get(id(value), value) for value in values]
         yield
-
-
-def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    copy = tensor.detach().to(dtype, copy=True)
-    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 class NarrowingNoticed(TorchDispatchMode):  # type: ignore[no-untyped-call]

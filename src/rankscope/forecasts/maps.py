@@ -1,19 +1,20 @@
 """Maps of forecasts: two numbers of a design are varied, and every cell of the plane is forecast.
 
-`forecast_map` gives the table, `figures.py` draws it. Cells run side by side in worker processes.
+`forecast_map` gives the table, `map_chart` draws it. Cells run side by side in worker processes.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+import numpy as np
 import polars as pl
 
-from rankscope.errors import LabError, one_of
+from rankscope.errors import LabError, require, require_one_of
+from rankscope.figures import description as fig
 from rankscope.forecasts.forecast import Forecast, forecast_of
-from rankscope.forecasts.plan import Plan
+from rankscope.forecasts.plan import Plan, with_gain, with_skips
 from rankscope.workers import run_pieces
 
 Change = Callable[[Plan, float], Plan]
@@ -47,23 +48,11 @@ class MapAxis:
         return sorted({float(round(value)) for value in values}) if self.whole else [float(f"{v:.4g}") for v in values]
 
 
-def _with_gain(names: Sequence[str], plan: Plan, gain: float) -> Plan:
-    """The plan with some weights drawn so many times as large."""
-    start = plan.initialisation
-    scaled = tuple((f"attention.{name}.weight", gain) for name in names)
-    return plan.changed(initialisation=replace(start, gains=(*start.gains, *scaled)))
-
-
-def _with_skips(plan: Plan, weight: float) -> Plan:
-    skips: dict[str, Any] = {"attention_skip": weight} | ({} if plan.arch.parallel else {"mlp_skip": weight})
-    return plan.changed(**skips)
-
-
 AXES: dict[str, MapAxis] = {
-    "skip": MapAxis("weight of skips", 0.0, 1.0, _with_skips),
+    "skip": MapAxis("weight of skips", 0.0, 1.0, with_skips),
     "depth": MapAxis("layers", 3, 48, lambda plan, layers: plan.changed(layers=int(layers)), True, True),
-    "query_gain": MapAxis("gain of queries and keys", 0.25, 4.0, partial(_with_gain, ("query", "key")), True),
-    "value_gain": MapAxis("gain of values", 0.25, 4.0, partial(_with_gain, ("value",)), True),
+    "query_gain": MapAxis("gain of queries and keys", 0.25, 4.0, partial(with_gain, ("query", "key")), True),
+    "value_gain": MapAxis("gain of values", 0.25, 4.0, partial(with_gain, ("value",)), True),
     "temperature": MapAxis(
         "temperature", 0.1, 10.0, lambda plan, factor: plan.changed(divisor=plan.arch.divisor * factor), True
     ),
@@ -95,10 +84,8 @@ def forecast_map(
         LabError: A name is none of `AXES`, or both are the same.
     """
     for name in (x, y):
-        if name not in AXES:
-            raise LabError(one_of("map", name, AXES), subject="map")
-    if x == y:
-        raise LabError(f"a map must vary two numbers; got {x} twice", subject="map")
+        require_one_of("map", name, AXES, LabError)
+    require(x != y, f"a map must vary two numbers; got {x} twice", LabError, "map")
     cells = [(a, b) for b in AXES[y].values(size) for a in AXES[x].values(size)]
     rows: list[dict[str, float]] = []
     work = partial(_cell, forecast.design, x, y)
@@ -113,3 +100,30 @@ def _cell(plan: Plan, x: str, y: str, at: tuple[float, float]) -> dict[str, floa
     cell = forecast_of(AXES[y].change(AXES[x].change(plan, at[0]), at[1]), layers=False)
     numbers = {"probability": cell.probability, "place": cell.place, "residual": cell.readings["residual_last"]}
     return {"x": at[0], "y": at[1], **numbers, "guess": bool(cell.doubts)}
+
+
+def map_chart(table: pl.DataFrame, x: str, y: str) -> fig.Chart:
+    """The probability of learning over the plane of two numbers of a design.
+
+    Args:
+        table: What `forecast_map` returns.
+        x: What goes across, in words.
+        y: What goes up.
+    """
+    across, up = (sorted(table[name].unique().to_list()) for name in ("x", "y"))
+    cells = {(row["x"], row["y"]): row for row in table.iter_rows(named=True)}
+    values = np.array([[cells[a, b].get("probability") for a in across] for b in up], dtype=float)
+    guesses = table["guess"].drop_nulls() if "guess" in table.columns else pl.Series([False])
+    doubt = "" if not guesses.any() else ", as a guess" if guesses.all() else ", partly as a guess"
+    heat = fig.Heatmap(
+        range(len(across)), range(len(up)), values, f"probability that it learns{doubt}", range=(0.0, 1.0),
+        numbers=len(across) * len(up) <= 64,
+    )  # fmt: skip
+
+    def axis(title: str, numbers: list[float]) -> fig.Axis:
+        labels = {float(k): f"{value:g}" for k, value in enumerate(numbers)}
+        return fig.Axis(title, range=(-0.5, len(numbers) - 0.5), labels=labels, grid=False)
+
+    panel = fig.Panel(axis(x, across), axis(y, up), [heat])
+    alt = f"Probability of learning by {x} and {y}: from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}."
+    return fig.Chart([panel], table.to_dict(as_series=False), alt)

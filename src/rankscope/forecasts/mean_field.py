@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError
+from rankscope.errors import ArchitectureError, require
 from rankscope.nets import (
     ACTIVATIONS,
     Architecture,
@@ -129,24 +129,20 @@ def mean_field(
 
 def refuse_parts(arch: Architecture) -> None:
     """Raise an `ArchitectureError` for a network that neither the recursion nor closed forms have rules for."""
-    refuse(
-        {
-            "experts": arch.mlp == "experts",
-            "cross_attention": arch.cross_attention,
-            "latents": bool(arch.query_latent or arch.key_latent),
-            "disentangled positions": arch.positions in ("disentangled", "relative"),
-            "a norm of one's own": not isinstance(arch.norm, str),
-            "layers that share their weights": arch.shared and arch.layers > 1,
-        }
-    )
+    refuse({
+        "experts": arch.mlp == "experts", "cross_attention": arch.cross_attention,
+        "latents": bool(arch.query_latent or arch.key_latent),
+        "disentangled positions": arch.positions in ("disentangled", "relative"),
+        "a norm of one's own": not isinstance(arch.norm, str),
+        "layers that share their weights": arch.shared and arch.layers > 1,
+    })  # fmt: skip
 
 
 def refuse(parts: dict[str, bool]) -> None:
     """Raise an `ArchitectureError` for the first part, by its name, that a network has and theory has no rule for."""
     for name, present in parts.items():
-        if present:
-            sentence = f"mean-field theory has no recursion for {name} here: measure instead"
-            raise ArchitectureError(sentence, subject=name)
+        sentence = f"mean-field theory has no recursion for {name} here: measure instead"
+        require(not present, sentence, ArchitectureError, name)
 
 
 class MeanField(Plain):
@@ -191,8 +187,7 @@ class MeanField(Plain):
 
     def values(self, block: Block, C: Covariance) -> Covariance:
         """The covariance of an entry of the values."""
-        value = block.weights.attention.value
-        return through(value, C)
+        return through(block.weights.attention.value, C)
 
     def mix(self, block: Block, P: Tensor, V: Covariance) -> HeadCovariance:
         """`P C P^T` of every draw and head, zero of a head that is not active."""

@@ -108,13 +108,11 @@ def giorlandino(net: Transformer, q: float, p: float, tokens: int) -> Iterator[P
     """
     arch = net.arch
     refuse_parts(arch)
-    refuse(
-        {
-            f"the kernel {arch.kernel!r} in closed form": arch.kernel != "softmax",
-            f"{arch.positions} positions in closed form": arch.positions in ("bias", "alibi"),
-            "a cap of scores in closed form": bool(arch.score_cap),
-        }
-    )
+    refuse({
+        f"the kernel {arch.kernel!r} in closed form": arch.kernel != "softmax",
+        f"{arch.positions} positions in closed form": arch.positions in ("bias", "alibi"),
+        "a cap of scores in closed form": bool(arch.score_cap),
+    })  # fmt: skip
     rules = ClosedForm(net, tokens)
     for block in net.blocks:
         refuse({"tokens without length or without another": not q > 0 or tokens < 2})

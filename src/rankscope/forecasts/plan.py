@@ -1,12 +1,16 @@
-"""`Plan`: a training that has not begun, of any network on a task of the lab; what forecasts are made of."""
+"""`Plan`: a training that has not begun, of any network on a task of the lab; what forecasts are made of.
 
-from collections.abc import Sequence
+`changes` lists changed plans that may let the network train, which `forecast.py` forecasts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from rankscope.errors import ArchitectureError, RankscopeError
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, require, require_one_of
 from rankscope.forecasts.readings import architecture_numbers, readings
 from rankscope.lab import Initialisation, Model, Recipe, Task, Training
 from rankscope.nets import Architecture, Mask, MaskLike, Transformer, chosen_layers, with_layers
@@ -79,7 +83,8 @@ class Plan:
     def model(self) -> Model:
         """Embedding, network and head before the first step."""
         if self.net is None:
-            return self.training().models[0]
+            asked, frozen = self.task.interface, self.recipe.frozen
+            return self.initialisation.model(self.arch, asked, self.seed, self.remedies, frozen)
         std = self.initialisation.embedding_std
         return Model(self.net.to(torch.float32, "cpu"), self.task.interface, std, seed=self.seed + 1)
 
@@ -134,12 +139,9 @@ def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Archit
     Raises:
         ArchitectureError: The network reads a memory.
     """
-    if arch.cross_attention:
-        raise ArchitectureError(
-            "a forecast is of one stack of blocks; this network reads a memory too: forecast its encoder, or a decoder "
-            "without cross-attention",
-            subject="cross_attention",
-        )
+    sentence = "a forecast is of one stack of blocks; this network reads a memory too"
+    advice = "forecast its encoder, or a decoder without cross-attention"
+    require(not arch.cross_attention, f"{sentence}: {advice}", ArchitectureError, "cross_attention")
     notes = []
     if task.architecture(1, 8, 2).mask == "causal":
         mask = _causal(arch, tokens)
@@ -197,3 +199,68 @@ def goes_onto(arch: Architecture, remedy: str | Remedy) -> bool:
     except RankscopeError:
         return False
     return True
+
+
+GAINS = (0.25, 0.5, 2.0, 4.0)
+REMEDIES = ("rezero", "skipinit", "lnscale", "shaped", "attnscale", "neutreno", "featscale", "gate")
+PARTS = ("norm", "skips", "gains", "temperature", "initialisation", "remedies", "rate", "depth")
+
+
+def changes(plan: Plan, parts: tuple[str, ...] = PARTS) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """Yield (what is changed, a function that makes the changed plan, which may refuse) of all that can be tried.
+
+    Args:
+        plan: The network that is to be mended.
+        parts: What may be changed, of `PARTS`.
+
+    Raises:
+        LabError: A part is none of those.
+    """
+    for part in parts:
+        require_one_of("parts", part, PARTS, LabError)
+    arch, start = plan.arch, plan.initialisation
+    if "norm" in parts:
+        if arch.norm == "none":
+            normed = partial(plan.changed, norm="layer", norm_place="pre", final_norm=True)
+            yield "a LayerNorm before each branch", normed
+        elif arch.norm_place == "post":
+            yield "norms before branches, and a last one", partial(plan.changed, norm_place="pre", final_norm=True)
+        else:
+            yield "norms after skips", partial(plan.changed, norm_place="post", final_norm=False)
+    if "skips" in parts and (arch.attention_skip < 1 or arch.mlp_skip < 1):
+        yield "skips of weight 1", partial(plan.changed, attention_skip=1.0, mlp_skip=1.0)
+    if "gains" in parts:
+        for gain in GAINS:
+            yield f"queries and keys drawn {gain:g} times as large", partial(with_gain, ("query", "key"), plan, gain)
+            yield f"values drawn {gain:g} times as large", partial(with_gain, ("value",), plan, gain)
+    if "temperature" in parts:
+        for factor in (0.25, 4.0):
+            yield f"a temperature {factor:g} times as high", partial(plan.changed, divisor=arch.divisor * factor)
+    if "initialisation" in parts:
+        for scheme in ("xavier", "xavier/sqrt(L)", "bert/sqrt(L)", "orthogonal"):
+            if scheme != start.scheme:
+                change = f"weights drawn by {scheme} instead of {start.scheme}"
+                yield change, partial(plan.changed, initialisation=replace(start, scheme=scheme))
+    if "remedies" in parts and not plan.remedies:
+        for remedy in REMEDIES:
+            if goes_onto(plan.arch, remedy):
+                yield f"the remedy {remedy}", partial(plan.changed, remedy)
+    if "rate" in parts:
+        for factor in (1 / 3, 3.0):
+            yield f"a learning rate of {plan.recipe.lr * factor:.2g}", partial(plan.changed, lr=plan.recipe.lr * factor)
+    if "depth" in parts and arch.layers > 3:
+        for layers in sorted({max(2, arch.layers // 2), max(2, arch.layers // 4)}, reverse=True):
+            yield f"{layers} layers", partial(plan.changed, layers=layers)
+
+
+def with_skips(plan: Plan, weight: float) -> Plan:
+    """The plan with skips of this weight; blocks whose branches are parallel have one skip, that of attention."""
+    skips: dict[str, Any] = {"attention_skip": weight} | ({} if plan.arch.parallel else {"mlp_skip": weight})
+    return plan.changed(**skips)
+
+
+def with_gain(names: Sequence[str], plan: Plan, gain: float) -> Plan:
+    """The plan with the weights of these parts of attention drawn so many times as large."""
+    start = plan.initialisation
+    scaled = tuple((f"attention.{name}.weight", gain) for name in names)
+    return plan.changed(initialisation=replace(start, gains=(*start.gains, *scaled)))

@@ -1,8 +1,10 @@
 """`Predictor`: what a training will make of a network, from what is read off it before its first step.
 
-A Gaussian process: the networks that were trained (`calibration.py`), each a point x whose entries are its readings
-and the numbers of its architecture (`readings.py`), and what came of them, its values. With weights w,
-one for each entry, fitted to the trainings (`fitting.py`), two networks are as similar as
+A Gaussian process: the networks that were trained, each a point x whose entries are its readings and the numbers of
+its architecture (`readings.py`), and what came of them, its values. The package has both: `TABLE`, a row for each
+training, and `POINTS`, what was read off each design before its first step; `python -m rankscope_studies.forecasts`
+trains, reads and writes them. With weights w, one for each entry, fitted to the trainings (the studies'
+`forecasts/fitting.py`), two networks are as similar as
 
     k(a, b) = (1 + sqrt(3) r) e^{-sqrt(3) r} + c sum_j w_j^2 a_j b_j,      r^2 = sum_j w_j^2 (a_j - b_j)^2,
 
@@ -11,7 +13,7 @@ count most. Entries go in as their places among trained networks, so that a log 
 that outweighs all others. Two outcomes are predicted by the same similarity:
 
 - the **place**: 0 the lowest final loss of all designs of the same task, 1 the highest;
-- whether it **learns**: its final loss is below that of guessing by frequencies, by `calibration.LEARNT` nats. The
+- whether it **learns**: its final loss is below that of guessing by frequencies, by `LEARNT` nats. The
   average of +1 and -1 becomes a probability by a logistic curve, fitted to what each trained network would have been
   predicted without itself.
 
@@ -37,8 +39,43 @@ import polars as pl
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
-from rankscope.errors import LabError
-from rankscope.forecasts.calibration import DIGITS, outcomes
+from rankscope.errors import LabError, require
+
+STEPS = 300  # Of each training
+TABLE = "data/forecast_trainings.csv"
+DIGITS = 4  # Decimals of readings, in the table and of what is compared with it
+LEARNT = {"next-character": 0.1, "induction": 0.05}
+"""By task, the nats by which a final loss must be below `Task.blind` for the network to have learnt anything."""
+
+
+def trainings() -> pl.DataFrame:
+    """The table of designs that were trained: number · seed · key · task · layers · lr · blind · loss_start ·
+    loss_early · loss · accuracy · diverged. A design is what
+    `rankscope_studies.forecasts.draw_design` gives for its number, if its key still is.
+
+    >>> trainings().columns[:3]
+    ['number', 'seed', 'key']
+    """
+    return pl.read_csv(BytesIO(files("rankscope").joinpath(TABLE).read_bytes()))
+
+
+def outcomes() -> pl.DataFrame:
+    """What became of each design when it was first trained: number · task · loss · learns · place.
+
+    A design learns if its loss is below that of guessing by frequencies by `LEARNT` nats. Its place is its rank among
+    designs of its task, 0 the lowest loss and 1 the highest; those that diverged have the highest.
+
+    >>> sorted(outcomes().columns)
+    ['learns', 'loss', 'number', 'place', 'task']
+    """
+    table = trainings().filter(pl.col("seed") == 0)
+    loss = pl.when(pl.col("diverged") == 1).then(math.inf).otherwise(pl.col("loss").fill_nan(math.inf))
+    margin = pl.col("task").replace_strict(LEARNT, return_dtype=pl.Float64)
+    rank = (pl.col("loss").rank() - 0.5).over("task") / pl.len().over("task")
+    return table.with_columns(loss=loss.fill_null(math.inf)).select(
+        "number", "task", "loss", learns=pl.col("loss") < pl.col("blind") - margin, place=rank
+    )
+
 
 POINTS, WEIGHTS = "data/forecast_readings.csv", "data/forecast_predictor.json"
 UNUSUAL = 0.01
@@ -101,7 +138,7 @@ class Predictor:
 
     Args:
         points: number · one column for each entry, of networks that were trained.
-        results: number · task · loss · learns · place of the same networks (`calibration.outcomes`).
+        results: number · task · loss · learns · place of the same networks (`outcomes`).
         weights: The weight w of each entry, by name; entries of weight zero are not looked at.
         linear: c, the share of what is linear.
         place: How places are predicted.
@@ -120,7 +157,7 @@ class Predictor:
         learns: Outcome,
         trained: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        self.trained = dict(trained or {})
+        self.trained, self._restricted = dict(trained or {}), dict[frozenset[str], Predictor]()
         together = results.join(points, on="number", how="inner", maintain_order="left")
         self.names = [name for name, weight in weights.items() if weight > 0]
         self.weights = np.array([weights[name] for name in self.names])
@@ -172,15 +209,10 @@ class Predictor:
         known = frozenset(name for name in self.names if name in asked)
         if len(known) == len(self.names):
             return self
-        if not known:
-            raise LabError("a prediction needs one known reading at least; got none", subject="point")
+        require(known, "a prediction needs one known reading at least; got none", LabError, "point")
         if known not in self._restricted:
             self._restricted[known] = self._fitted_to(known)
         return self._restricted[known]
-
-    @cached_property
-    def _restricted(self) -> "dict[frozenset[str], Predictor]":
-        return {}
 
     def _fitted_to(self, known: frozenset[str]) -> "Predictor":
         """These entries with their weights; amplitudes and noises are the likeliest."""

@@ -107,7 +107,10 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
     model.eval()
     try:
         batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
-        values = _start(model, task, recipe, batches)
+        weights = trained_weights(model)
+        values, logits = _look(model, recipe, batches, keep=True)
+        values |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
+        values |= weight_readings(weights, _kinds(weights), recipe)
         with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
             later, _ = _look(model, recipe, batches)
         return values | {f"drift_{name}": value for name, value in later.items()}
@@ -164,21 +167,15 @@ def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
                     weight.data.copy_(kept[name])
 
 
-def _start(model: Model, task: Task, recipe: Recipe, batches: Sequence[Batch]) -> dict[str, float]:
-    """What is read at initialisation alone, and what is read again after the drift."""
-    weights = trained_weights(model)
-    values, logits = _look(model, recipe, batches, keep=True)
-    values |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
-    return values | weight_readings(weights, _kinds(weights), recipe)
-
-
 def _look(
     model: Model, recipe: Recipe, batches: Sequence[Batch], keep: bool = False
 ) -> tuple[dict[str, float], Tensor]:
     """(Gradients of two batches, shares of the output, residuals and entropy; logits of the first batch, whose graph
     can still be differentiated if `keep`)."""
-    weights = trained_weights(model)
-    values, first = _output(model, batches[0])
+    weights, batch = trained_weights(model), batches[0]
+    Y = model.net(model.tokens(batch.inputs), batch.padding)
+    first = model.logits(Y, batch.padding)
+    values = output_readings(Y, first, batch.inputs if batch.inputs.ndim == 2 else None)
     gradients = []
     for index, batch in enumerate(batches):
         logits = model(batch.inputs, batch.padding) if index else first
@@ -233,7 +230,9 @@ def weight_readings(weights: Mapping[str, Tensor], kinds: WeightKinds, recipe: R
             continue
         biases = kind in ("query", "key", "value")
         matrices = [part.choose(weights[part.name]) for part in parts if biases or weights[part.name].ndim > 1]
-        values[f"weights_{kind}"] = log10(_root_mean_square(matrices) / drift) if matrices else ABSENT
+        square = sum(float(matrix.detach().double().square().sum()) for matrix in matrices)
+        count = sum(matrix.numel() for matrix in matrices)
+        values[f"weights_{kind}"] = log10(math.sqrt(square / count) / drift) if matrices else ABSENT
     return values
 
 
@@ -294,13 +293,6 @@ def input_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """
     r = ((logits.softmax(-1) - F.one_hot(labels, logits.shape[-1]).to(logits)) / len(labels)).detach()
     return (logits * (r - r.mean(0))).sum()
-
-
-def _output(model: Model, batch: Batch) -> tuple[dict[str, float], Tensor]:
-    """(what is read off the output, the logits with their graph)."""
-    Y = model.net(model.tokens(batch.inputs), batch.padding)
-    logits = model.logits(Y, batch.padding)
-    return output_readings(Y, logits, batch.inputs if batch.inputs.ndim == 2 else None), logits
 
 
 @torch.no_grad()
@@ -372,11 +364,6 @@ def profile_readings(residual: Tensor, entropy: Tensor | None) -> dict[str, floa
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
     """What is trained, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def _root_mean_square(tensors: Sequence[Tensor]) -> float:
-    square = sum(float(tensor.detach().double().square().sum()) for tensor in tensors)
-    return math.sqrt(square / sum(tensor.numel() for tensor in tensors))
 
 
 def log10(value: float) -> float:

@@ -58,14 +58,14 @@ def query_and_key(
     asking, answering = rules.latent(state, w.query_latent), rules.latent(state, w.key_latent)
     perturbations = (rules.perturb, rules.perturb_tensor)
     heads = StateHeads(arch, block.index, w, asking, rules.settings, *perturbations, answering)
-    q, dq, k, dk = heads.split_heads
+    (q, dq, k, dk), turned = heads.split_heads, dS.mapped(lambda t: t.mT)
     if rules.settings.rotary:
         cos, sin = rules.settings.rotary_of(block.index)
         queries, keys = (_rotated(_of_tokens(*parts), cos, sin, arch) for parts in ((q, dq), (k, dk)))
-        dQ, dK = (_rotated(part, cos, -sin, arch) for part in (_times(dS, keys), _times(_transposed(dS), queries)))
+        dQ, dK = (_rotated(part, cos, -sin, arch) for part in (_times(dS, keys), _times(turned, queries)))
         read = Scaled(answering.scaled_tokens, answering.log)
     else:
-        dQ, dK = _times(dS, dk), _times(_transposed(dS), _of_tokens(q, dq))
+        dQ, dK = _times(dS, dk), _times(turned, _of_tokens(q, dq))
         read = answering.R
     gain = arch.log_gain * math.log(P.p.shape[-1]) if arch.log_gain else 1.0
     factor = math.log(abs(gain) / arch.divisor) if gain else -math.inf
@@ -160,10 +160,6 @@ def _of_tokens(common: Scaled, deviation: Scaled) -> Scaled:
 def _rotated(heads: Scaled, cos: Tensor, sin: Tensor, arch: Architecture) -> Scaled:
     """Queries or keys turned by their positions; with -sin gradients at them, turned back."""
     return heads.mapped(lambda t: rotate(t, (cos, sin), arch.rotary_pairs))
-
-
-def _transposed(dS: Scaled) -> Scaled:
-    return dS.mapped(lambda t: t.mT)
 
 
 def _times(dS: Scaled, heads: Scaled) -> Scaled:

@@ -8,11 +8,10 @@
 canonical network as a torch module, for a loop of one's own.
 """
 
-from rankscope.lab.cuda_graph import optimizer_step, release_memory
-from rankscope.lab.model import Interface, Model
+from rankscope.lab.model import Initialisation, Interface, Model, with_gains
 from rankscope.lab.module import Trainable
-from rankscope.lab.recipe import Initialisation, Recipe
 from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
+from rankscope.lab.steps import optimizer_step, release_memory
 from rankscope.lab.tasks import (
     TASKS,
     UNLABELLED,
@@ -29,7 +28,7 @@ from rankscope.lab.tasks import (
 )
 from rankscope.lab.tasks.next_character import HELD_SHARE
 from rankscope.lab.tasks.sort_and_hull import POINTS, SORTED, FixedTask, attention_alone
-from rankscope.lab.training import TaskEvaluation, Training, with_gains
+from rankscope.lab.training import Recipe, TaskEvaluation, Training
 
 __all__ = [
     "Batch", "Copying", "Digits", "FixedTask", "HELD_SHARE", "Hull", "Induction", "Initialisation", "Interface",

@@ -1,4 +1,4 @@
-"""`Model`: a canonical network for a task, between an embedding and a head.
+"""`Model`: a canonical network for a task, between an embedding and a head; `Initialisation` draws one.
 
 | a token is           | embedding               |
 |----------------------|-------------------------|
@@ -12,6 +12,7 @@ are the architecture's, added after that norm, unless the task asks for a table 
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rankscope.errors import ArchitectureError, LabError, require
 from rankscope.lab.module import Trainable
-from rankscope.nets import Dropout, Transformer
+from rankscope.lab.sigma_reparam import reparametrise
+from rankscope.nets import Architecture, Dropout, Transformer
+from rankscope.remedies import Remedy
 from rankscope.shapes import Bool, Float
+
+TOKENS, PERTURBATION, TOLERANCE = 6, 0.1, 1e-9
+"""Of `reads_ahead`: tokens; times a normal number, what is added to every parameter, as a remedy at its zero
+would hide what it does later; and of a change of size one, more than rounding brings to earlier tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,60 @@ class Interface:
     patch: int = 0  # Numbers of a patch, where a token is one
     per: str = "token"  # What has a label: each "token", or the "sample"
     positions: int = 0  # Rows of a table of positions that is part of the embedding, as BERT's is; 0: it has none
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """What networks are before they learn."""
+
+    scheme: str = "xavier/sqrt(L)"  # A scheme of `nets/initial.py`
+    embedding_std: float | None = None
+    """Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out."""
+    dropout: float = 0.0  # The chance that an entry is zero in training (`nets/dropout.py`)
+    sigma_reparam: str | None = None
+    """What the g of sigmaReparam starts from, "sigma" or "one" (`sigma_reparam.py`); None: without it."""
+    gains: tuple[tuple[str, float], ...] = ()
+    """Factors of weights as drawn, by the end of their names: `(("attention.query.weight", 2.0),)`."""
+
+    def model(
+        self,
+        arch: Architecture,
+        task: Interface,
+        seed: int,
+        remedies: Sequence[str | Remedy] = (),
+        frozen: Sequence[str] = (),
+        dtype: torch.dtype = torch.float32,
+        make: "Callable[..., Model] | None" = None,
+    ) -> "Model":
+        """An embedding, a network and a head before the first step.
+
+        Args:
+            arch: The network.
+            task: What it is asked for.
+            seed: What weights are drawn from.
+            remedies: Put onto the network.
+            frozen: Parameters that are not trained, by the last part of their names.
+            dtype: The precision of parameters.
+            make: Makes the model of its network, called as `Model` is, which it is if left out.
+
+        Raises:
+            ArchitectureError: A remedy does not go onto the architecture, or has tokens read later ones.
+        """
+        net = with_gains(Transformer.random(arch, seed, self.scheme), self.gains)
+        for remedy in remedies:
+            net = net.with_remedy(remedy)
+        if remedies and net.arch.mask == "causal":
+            what = f"with {' and '.join(map(str, remedies))} this network does, and would look up what it is asked for"
+            sentence = f"under a causal mask no token may read later ones; {what}"
+            advice = "take a task for encoders (sort, digits)"
+            require(not reads_ahead(net), f"{sentence}: {advice}", ArchitectureError, "mask")
+        model = (make or Model)(net.to(dtype), task, self.embedding_std, seed=seed + 1)
+        if self.sigma_reparam is not None:
+            reparametrise(model, self.sigma_reparam)
+        for name, parameter in model.named_parameters():
+            if name.rpartition(".")[2] in frozen:
+                parameter.requires_grad_(False)
+        return model
 
 
 def normal(*shape: int, std: float, draw: torch.Generator) -> nn.Parameter:
@@ -135,3 +197,51 @@ class Model(nn.Module):
     def network(self) -> Transformer:
         """The network as it is now, without embedding and head."""
         return self.net.network()
+
+
+def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transformer:
+    """A network whose weights are multiplied by factors, given by the end of the weights' names.
+
+    Raises:
+        LabError: No weight of the network has such a name.
+
+    >>> net = Transformer.random(Architecture(layers=1, width=4, heads=2))
+    >>> before, after = net.state(), with_gains(net, [("attention.value.weight", 2.0)]).state()
+    >>> float((after["layers.0.attention.value.weight"] / before["layers.0.attention.value.weight"]).mean())
+    2.0
+    """
+    if not gains:
+        return net
+    state = net.state()
+    for end, factor in gains:
+        names = [name for name in state if name.endswith(end)]
+        sentence = "a gain must name the end of a weight's name, such as attention.query.weight"
+        require(names, f"{sentence}; got {end}", LabError, "gains")
+        state |= {name: state[name] * factor for name in names}
+    return Transformer.from_weights(net.arch, state)
+
+
+def reads_ahead(net: Transformer) -> bool:
+    """True if a token depends on later ones in some layer, found by changing these. The mask forbids it, and a
+    remedy may do it all the same: Sinkhorn attention divides columns, which hold the attention of later tokens.
+    All layers are compared, not the last alone: where tokens become the same, what was read is below rounding.
+
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"))
+    >>> reads_ahead(net), reads_ahead(net.with_remedy("shaped")), reads_ahead(net.with_remedy("sinkhorn"))
+    (False, False, True)
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    state = {name: tensor.double().cpu() for name, tensor in net.state().items()}
+    perturbed = {name: tensor + PERTURBATION * normal(*tensor.shape) for name, tensor in state.items()}
+    copy = Transformer.from_weights(net.arch, perturbed)
+    X = normal(1, TOKENS, net.arch.width)
+    changed = X.clone()
+    changed[:, TOKENS // 2 :] += normal(1, TOKENS - TOKENS // 2, net.arch.width)
+    return any(
+        bool((before.state - after.state)[:, : TOKENS // 2].abs().max() > TOLERANCE)
+        for before, after in zip(copy.steps(X), copy.steps(changed), strict=True)
+    )

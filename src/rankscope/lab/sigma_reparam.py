@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from rankscope.errors import LabError, one_of
+from rankscope.errors import LabError, require_one_of
 
 STARTS = ("sigma", "one")  # What g starts from
 MATRICES = ("query", "key", "value", "gate", "output", "up", "down", "query_latent", "key_latent")
@@ -66,8 +66,7 @@ def reparametrise(module: nn.Module, start: str = "sigma") -> None:
     >>> round(float(torch.linalg.matrix_norm(W, 2)), 12)
     1.0
     """
-    if start not in STARTS:
-        raise LabError(one_of("start of g", start, STARTS), subject="sigma_reparam")
+    require_one_of("start of g", start, STARTS, LabError, "sigma_reparam")
     for name, part in list(module.named_modules()):
         weight, last = getattr(part, "weight", None), name.rpartition(".")[2]
         if not isinstance(weight, Tensor) or weight.ndim < 2:

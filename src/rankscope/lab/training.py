@@ -3,28 +3,26 @@
 Everything is drawn from the seed: weights, and from the seed and the number of a step its samples and
 dropout. A run that resumes from a checkpoint gives what an unbroken one gives, on the CPU to the bit.
 
-A step: the task draws samples (`tasks/`), the learner runs the networks on them (`learners.py`), gradients
-are clipped, the optimiser moves the parameters (`cuda_graph.py`), and each monitor hears of its loss.
+A step: the task draws samples (`tasks/`), the learner runs the networks on them, gradients are clipped, the optimiser
+moves the parameters (`steps.py`), and each monitor hears of its loss.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError, LabError
+from rankscope.errors import LabError, require
 from rankscope.files import atomic
-from rankscope.lab.cuda_graph import CapturedStep, optimizer_step
-from rankscope.lab.learners import SingleLearner, StackedLearner
-from rankscope.lab.model import Model
+from rankscope.lab.model import Initialisation, Model
 from rankscope.lab.module import eval_mode
-from rankscope.lab.recipe import Initialisation, Recipe
-from rankscope.lab.sigma_reparam import reparametrise
+from rankscope.lab.steps import CapturedStep, SingleLearner, StackedLearner, optimizer_step
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.task import STEPS
 from rankscope.live import Monitor
@@ -38,9 +36,34 @@ PROBE_SAMPLES = 4  # Held-out samples that a monitor measures
 DECAYED = ("weight", "table", "original")
 """Parameters that decay, by the last part of their names: not biases, gains, positions and remedies' own."""
 CHECKPOINT = "checkpoint.pt"
-TOKENS, PERTURBATION, TOLERANCE = 6, 0.1, 1e-9
-"""Of `reads_ahead`: tokens; times a normal number, what is added to every parameter, as a remedy at its zero
-would hide what it does later; and of a change of size one, more than rounding brings to earlier tokens."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The training of a network: AdamW, a warm-up, then a cosine down to zero.
+
+    >>> recipe = Recipe(steps=100, warmup=0.1)
+    >>> [round(recipe.lr_scale(step), 2) for step in (0, 4, 9, 55, 99)]
+    [0.1, 0.5, 1.0, 0.5, 0.0]
+    """
+
+    steps: int = 600
+    batch: int = 16
+    lr: float = 1e-3
+    warmup: float = 0.05  # The share of all steps in which the learning rate rises
+    weight_decay: float = 0.01  # Decoupled; of matrices and tables alone
+    max_norm: float = 1.0  # The longest gradient: longer ones are scaled down to it
+    seed: int = 0
+    measure_every: int = 20  # Steps between measurements of the monitor
+    checkpoint_every: int = 100  # Steps between checkpoints
+    frozen: tuple[str, ...] = ()  # Parameters that stay as they start, by the last part of their names: `("gain",)`
+
+    def lr_scale(self, step: int) -> float:
+        """The share of the learning rate at a step: a straight rise, then half a cosine."""
+        rise = max(1, round(self.warmup * self.steps))
+        if step < rise:
+            return (step + 1) / rise
+        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, self.steps - rise)))
 
 
 class TaskEvaluation(NamedTuple):
@@ -57,7 +80,7 @@ class Training:
         task: What is learnt (`tasks/`, or a `Task` of one's own).
         arch: What `task.architecture` gives at some depth, or any other.
         recipe: Steps, learning rate and such.
-        seeds: One network for each, and several learn at once (`learners.py`); the recipe's seed if left out.
+        seeds: One network for each, and several learn at once (`steps.py`); the recipe's seed if left out.
         remedies: Put onto every network, as by `net.with_remedy`.
         initialisation: What networks are before they learn.
         run: A folder for the checkpoint, from which the same training resumes, and for what the monitor of
@@ -67,7 +90,7 @@ class Training:
         metrics: What monitors measure.
         alarms: Makes the rules of each monitor; the usual ones if left out.
         monitored: With False, `run` has the checkpoint alone.
-        capture: Record steps on a GPU once and replay them (`cuda_graph.py`), where there is neither a `run`
+        capture: Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run`
             nor dropout.
         model: Makes the model of each seed, called as `Model` is: a subclass, or a partial of one, such as
             `partial(PathModel, lengths=(0, 1, 1))` (`path_model.py`).
@@ -101,14 +124,15 @@ class Training:
         capture: bool = False,
         model: Callable[..., Model] = Model,
     ) -> None:
-        self.task, self.recipe, self.make_model = task, recipe or Recipe(), model
-        self.initialisation = initialisation or Initialisation()
+        self.task, self.recipe, self.initialisation = task, recipe or Recipe(), initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise LabError(f"seeds must be different numbers, at least one; got {self.seeds}", subject="seeds")
+        sentence = f"seeds must be different numbers, at least one; got {self.seeds}"
+        require(self.seeds and len(set(self.seeds)) == len(self.seeds), sentence, LabError, "seeds")
         self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
-        self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
-        self.models = [self._model(arch, remedies, seed, dtype) for seed in self.seeds]
+        self.make_model, self.device, self.metrics, self.alarms = model, torch.device(device), tuple(metrics), alarms
+        options = remedies, self.recipe.frozen, dtype, model
+        drawn = (self.initialisation.model(arch, task.interface, seed, *options) for seed in self.seeds)
+        self.models = [network.to(self.device) for network in drawn]
         self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
         fast = capture and self.device.type == "cuda" and run is None and not self.initialisation.dropout
         self.optimizer = self._optimizer(fast)
@@ -120,8 +144,7 @@ class Training:
         self._key = self._description(dtype)
         self._monitor_states: list[dict[str, Any]] = []
         """What monitors remember of the steps made."""
-        state = None if self.run is None else read_checkpoint(self.run, self._key, self.device)
-        if state is not None:
+        if self.run is not None and (state := read_checkpoint(self.run, self._key, self.device)) is not None:
             self._load(state)
 
     def __repr__(self) -> str:
@@ -187,25 +210,6 @@ class Training:
                 tokens.append(model.tokens(batch.inputs))
         return tokens, batch.padding
 
-    def _model(self, arch: Architecture, remedies: Sequence[str | Remedy], seed: int, dtype: torch.dtype) -> Model:
-        start = self.initialisation
-        net = with_gains(Transformer.random(arch, seed, start.scheme), start.gains)
-        for remedy in remedies:
-            net = net.with_remedy(remedy)
-        if remedies and seed == self.seeds[0] and net.arch.mask == "causal" and reads_ahead(net):
-            raise ArchitectureError(
-                f"under a causal mask no token may read later ones; with {' and '.join(map(str, remedies))} this "
-                "network does, and would look up what it is asked for: take a task for encoders (sort, digits)",
-                subject="mask",
-            )
-        model = self.make_model(net.to(dtype), self.task.interface, start.embedding_std, seed=seed + 1)
-        if start.sigma_reparam is not None:
-            reparametrise(model, start.sigma_reparam)
-        for name, parameter in model.named_parameters():
-            if name.rpartition(".")[2] in self.recipe.frozen:
-                parameter.requires_grad_(False)
-        return model.to(self.device)
-
     def _optimizer(self, fast: bool) -> torch.optim.Optimizer:
         named = {name: tensor for name, tensor in self.learner.parameters().items() if tensor.requires_grad}
         decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
@@ -227,7 +231,7 @@ class Training:
 
     def _make_step(self, step: int, show_gradients: bool) -> Tensor:
         """Losses of each seed before the step."""
-        batches = self._batches(step)
+        batches = [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
         if self.captured is not None:
             return self.captured(batches)
         p = self.initialisation.dropout
@@ -239,9 +243,6 @@ class Training:
                 self.learner.show_gradients()
 
         return optimizer_step(self._batch_losses(batches, drops), self.optimizer, clip)
-
-    def _batches(self, step: int) -> list[Batch]:
-        return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
 
     def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
         logits = self.learner.logits(batches, drops or [None] * len(batches))
@@ -301,57 +302,6 @@ class Training:
             "dtype": str(dtype),
             **({} if self.make_model is Model else {"model": repr(self.make_model)}),
         }
-
-
-def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transformer:
-    """A network whose weights are multiplied by factors, given by the end of the weights' names.
-
-    Raises:
-        LabError: No weight of the network has such a name.
-
-    >>> net = Transformer.random(Architecture(layers=1, width=4, heads=2))
-    >>> before, after = net.state(), with_gains(net, [("attention.value.weight", 2.0)]).state()
-    >>> float((after["layers.0.attention.value.weight"] / before["layers.0.attention.value.weight"]).mean())
-    2.0
-    """
-    if not gains:
-        return net
-    state = net.state()
-    for end, factor in gains:
-        names = [name for name in state if name.endswith(end)]
-        if not names:
-            raise LabError(
-                f"a gain must name the end of a weight's name, such as attention.query.weight; got {end}",
-                subject="gains",
-            )
-        state |= {name: state[name] * factor for name in names}
-    return Transformer.from_weights(net.arch, state)
-
-
-def reads_ahead(net: Transformer) -> bool:
-    """True if a token depends on later ones in some layer, found by changing these. The mask forbids it, and a
-    remedy may do it all the same: Sinkhorn attention divides columns, which hold the attention of later tokens.
-    All layers are compared, not the last alone: where tokens become the same, what was read is below rounding.
-
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"))
-    >>> reads_ahead(net), reads_ahead(net.with_remedy("shaped")), reads_ahead(net.with_remedy("sinkhorn"))
-    (False, False, True)
-    """
-    draw = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw, dtype=torch.float64)
-
-    state = {name: tensor.double().cpu() for name, tensor in net.state().items()}
-    perturbed = {name: tensor + PERTURBATION * normal(*tensor.shape) for name, tensor in state.items()}
-    copy = Transformer.from_weights(net.arch, perturbed)
-    X = normal(1, TOKENS, net.arch.width)
-    changed = X.clone()
-    changed[:, TOKENS // 2 :] += normal(1, TOKENS - TOKENS // 2, net.arch.width)
-    return any(
-        bool((before.state - after.state)[:, : TOKENS // 2].abs().max() > TOLERANCE)
-        for before, after in zip(copy.steps(X), copy.steps(changed), strict=True)
-    )
 
 
 def read_checkpoint(folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu") -> dict[str, Any] | None:

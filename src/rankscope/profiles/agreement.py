@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationPattern, DeviationSecondPass, DeviationStep, State, comparison, must_compute
+from rankscope.deviation import DeviationSecondPass, DeviationStep, State, comparison, must_compute
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read

@@ -1,9 +1,8 @@
 """Training runs as they are written: metrics by layer and step, alarms, loss spikes, and runs side by side.
 
-`training.py` has the numbers of a run, `figures.py` draws them on the axis of `step_axis.py`, `sections.py` says how
-they are read, and `run.py` makes a result of that. `signals.py` reads numbers of trainings from wherever they are,
-`spikes.py` finds what came before each spike of a loss (`spike_report.py`), and `comparison.py` sets runs side by side.
-Reading needs no torch.
+`training.py` has the numbers of a run, `figures.py` draws them, and `run.py` makes a result of that. `signals.py` reads
+numbers of trainings from wherever they are, `spikes.py` finds what came before each spike of a loss
+(`spike_report.py`), and `comparison.py` sets runs side by side. Reading needs no torch.
 """
 
 from rankscope.trainings.comparison import RunComparison, compare_runs

@@ -5,8 +5,9 @@ The report and the page of `rankscope follow` draw what is described here.
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -14,8 +15,48 @@ import polars as pl
 from rankscope.figures import description as fig
 from rankscope.figures import evenly
 from rankscope.figures.style import ALARM, LISTED
-from rankscope.trainings.step_axis import StepAxis
 from rankscope.trainings.training import NAMES, Grid, TrainingTables, decades, split_stack, title_of
+
+FEWEST, MOST = 5, 40  # Measurements that may stand side by side
+EARLY = 0.15  # The part of a training in which half of the measurements lie, where they stand side by side
+LABELS = 6  # Steps that are named below them, at most
+
+
+@dataclass(frozen=True)
+class StepAxis:
+    """The horizontal axis of a figure by training step: to scale, or with measurements at even distances where most of
+    them lie at the beginning (`side_by_side`)."""
+
+    steps: Sequence[int]
+    side_by_side: bool
+
+    @classmethod
+    def of(cls, steps: Iterable[int]) -> "StepAxis":
+        """The axis that suits measurements at these steps.
+
+        >>> StepAxis.of(range(0, 100, 10)).side_by_side, StepAxis.of([0, 10, 20, 40, 80, 160, 320]).side_by_side
+        (False, True)
+        """
+        known = sorted(set(steps))
+        crowded = FEWEST <= len(known) <= MOST and (np.median(known) <= known[0] + EARLY * (known[-1] - known[0]))
+        return cls(known, bool(crowded))
+
+    def places(self, steps: Sequence[int]) -> list[float]:
+        """The coordinates of steps; one between two measurements stands between them."""
+        if not self.side_by_side:
+            return [*steps]
+        places: list[float] = np.interp(steps, self.steps, range(len(self.steps))).tolist()
+        return places
+
+    def axis(self, grid: bool = True, range: tuple[float, float] | None = None) -> fig.Axis:
+        """The axis of a panel, with its ends if they are given."""
+        if not self.side_by_side:
+            return fig.Axis("step", steps=True, range=range, grid=grid)
+        named = evenly([*enumerate(self.steps)], LABELS)
+        labels = {float(place): f"{step:,}" for place, step in named}
+        ends = (-0.3, len(self.steps) - 0.7) if range is None else range
+        return fig.Axis("step, not to scale", labels=labels, range=ends, grid=grid)
+
 
 STEPS = 300  # steps drawn at most
 LINES, FEW = 9, 6  # layers that have a line at most: in a chart of one panel, of several
@@ -41,7 +82,10 @@ def layer_map(training: TrainingTables, metric: str) -> fig.Chart:
     last = grid.layers[-1] if grid.layers else 0
     y = fig.Axis("layer", last=last, range=(-0.5, last + 0.5), grid=False)
     marks: list[fig.Heatmap | fig.Points] = [cells, *_rings(training, grid, time)]
-    x = time.axis(grid=False, range=_edges(places))
+    edges = None  # the first cell begins, and the last one ends, half a stride beyond their steps
+    if len(places) > 1:
+        edges = 1.5 * places[0] - 0.5 * places[1], 1.5 * places[-1] - 0.5 * places[-2]
+    x = time.axis(grid=False, range=edges)
     panel = fig.Panel(x, y, marks, flags=_flags(training, time))
     size = f"{layers} layers, {steps} measurements up to step {last_step}"
     alt = f"{title_of(metric)} by layer and step: {size}; {_span(grid)}."
@@ -64,8 +108,8 @@ def layer_curves(training: TrainingTables, metrics: Sequence[str]) -> fig.Chart:
             row, name = grid.layers.index(layer), f"layer {layer}"
             texts = [f"{title}\nstep {step}, {name}: " for step in grid.steps]
             values = _on_axis(grid.value[row], powers)
-            line = _line(time.places(grid.steps), values, _shade(k, shown), texts, numbers[row])
-            lines.append(replace(line, name=name, group=name, index=k, noise=grid.noise[row]))
+            marks = {"name": name, "group": name, "index": k, "noise": grid.noise[row]}
+            lines.append(_line(time.places(grid.steps), values, _shade(k, shown), texts, numbers[row], **marks))
         lines += _floor_line(grid, powers, time)
         y = _value_axis("" if several else _unit(grid.metric), powers, drawn)
         panels.append(_over_steps(training, y, lines, title if several else ""))
@@ -113,8 +157,8 @@ def side_by_side(runs: Mapping[str, TrainingTables], metric: str) -> fig.Chart:
             grid = shown[name]
             texts = [f"{name}\nstep {step}, {heading}: " for step in grid.steps]
             places, values = time.places(grid.steps), _on_axis(grid.value[0], powers)
-            line = _line(places, values, fig.line_colour(k), texts, _numbers(grid)[0])
-            lines.append(replace(line, name=name, group=name, index=k, noise=grid.noise[0]))
+            marks = {"name": name, "group": name, "index": k, "noise": grid.noise[0]}
+            lines.append(_line(places, values, fig.line_colour(k), texts, _numbers(grid)[0], **marks))
             grids.append((name, grid))
         panels.append(fig.Panel(time.axis(), _value_axis("", powers, drawn), lines, heading))
     rows = [
@@ -150,8 +194,7 @@ def path_shares(training: TrainingTables) -> fig.Chart:
         steps, values = part["step"].to_list(), part["value"].fill_null(math.nan).to_list()
         rows += zip([name] * len(steps), steps, values, strict=True)
         texts, shares = [f"step {step}, {name}\n" for step in steps], [f"{value:.1%}" for value in values]
-        line = _line(time.places(steps), values, _shade(k, names), texts, shares, " of the output")
-        lines.append(replace(line, name=name))
+        lines.append(_line(time.places(steps), values, _shade(k, names), texts, shares, " of the output", name=name))
     bar = fig.ColourBar("length of the path", [name.removeprefix("length ") for name in names])
     panel = _over_steps(training, fig.Axis("share of the output", percent=True), lines)
     table, colour_bar = fig.columns_of(("of", "step", "value"), rows), bar if len(names) > LISTED else None
@@ -159,11 +202,12 @@ def path_shares(training: TrainingTables) -> fig.Chart:
 
 
 def _line(
-    x: list[float], y: fig.Numbers, colour: str, texts: list[str], labels: list[str], after: str = ""
+    x: list[float], y: fig.Numbers, colour: str, texts: list[str], labels: list[str], after: str = "", **more: Any
 ) -> fig.Line:
-    """A line over the steps, with a dot at each if they are few; (text, label, after) is what a point says."""
+    """A line over the steps, with a dot at each if they are few; (text, label, after) is what a point says, and `more`
+    are fields of the line."""
     hover: list[fig.Hover] = [(text, label, after) for text, label in zip(texts, labels, strict=True)]
-    return fig.Line(x, y, colour, marker="dot" if len(x) <= MARKED else None, hover=hover)
+    return fig.Line(x, y, colour, **{"marker": "dot" if len(x) <= MARKED else None, "hover": hover, **more})
 
 
 def _floor_line(grid: Grid, powers: fig.Powers | None, time: StepAxis) -> list[fig.Line]:
@@ -173,9 +217,9 @@ def _floor_line(grid: Grid, powers: fig.Powers | None, time: StepAxis) -> list[f
     floor = np.fmax.reduce(grid.floor, axis=0)
     texts = [f"floor at step {step}: " for step in grid.steps]
     labels = list(map(_number, floor.tolist()))
-    line = _line(time.places(grid.steps), _on_axis(floor, powers), "faint", texts, labels)
-    name = "floor: below it is rounding noise"
-    return [replace(line, name=name, group="floor", index=LINES, marker=None, dash="dot", width=1.4)]
+    look: dict[str, Any] = {"group": "floor", "index": LINES, "marker": None, "dash": "dot", "width": 1.4}
+    places, name = time.places(grid.steps), "floor: below it is rounding noise"
+    return [_line(places, _on_axis(floor, powers), "faint", texts, labels, name=name, **look)]
 
 
 def _shade(k: int, of: Sequence[object]) -> str:
@@ -226,13 +270,6 @@ def _flags(training: TrainingTables, time: StepAxis) -> list[fig.Flag]:
     latest = list(sentences)[-MARKS:]
     places = zip(time.places(latest), latest, strict=True)
     return [fig.Flag(place, "\n".join(sentences[step])) for place, step in places]
-
-
-def _edges(places: list[float]) -> tuple[float, float] | None:
-    """Where the first cell of a map begins and the last one ends: half a stride beyond their steps."""
-    if len(places) < 2:
-        return None
-    return 1.5 * places[0] - 0.5 * places[1], 1.5 * places[-1] - 0.5 * places[-2]
 
 
 def _rings(training: TrainingTables, grid: Grid, time: StepAxis) -> list[fig.Points]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, require
 from rankscope.extras import need
 from rankscope.trainings.spike_report import Spikes
 from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
@@ -48,9 +48,8 @@ def read_signals(sources: Sequence[str | Path]) -> list[Signal]:
     for source in map(Path, sources):
         for signal in _read(source):
             key = (signal.name, signal.layer, signal.head)
-            if key in signals:
-                twice = f"{signal.name} is in {source} and in another, or there twice"
-                raise FileError(f"each number must come from one source; {twice}", subject=str(source))
+            twice = f"{signal.name} is in {source} and in another, or there twice"
+            require(key not in signals, f"each number must come from one source; {twice}", FileError, str(source))
             signals[key] = signal
     return list(signals.values())
 
@@ -110,10 +109,8 @@ def _read(source: Path) -> list[Signal]:
         if any(source.rglob("events.out.tfevents*")):
             return _tensorboard(source)
         return run_signals(read_tables(source, TrainingTables))
-    if not source.is_file():
-        raise FileError(
-            f"a run folder, or a table of numbers by step, must be at {source}; nothing is", subject=str(source)
-        )
+    sentence = f"a run folder, or a table of numbers by step, must be at {source}; nothing is"
+    require(source.is_file(), sentence, FileError, str(source))
     return _table(_opened(source), source)
 
 
@@ -139,7 +136,8 @@ def _tensorboard(folder: Path) -> list[Signal]:
         for tag in events.Tags()["scalars"]:
             values = {event.step: event.value for event in events.Scalars(tag)}
             steps = sorted(values)
-            signals.append(_signal(f"{inside}{tag}", steps, [values[step] for step in steps]))
+            numbers = np.array([values[step] for step in steps], dtype=float)
+            signals.append(Signal(f"{inside}{tag}", np.array(steps), numbers))
     return signals
 
 
@@ -151,16 +149,14 @@ def _opened(path: Path) -> pl.DataFrame:
         ".parquet": lambda: pl.read_parquet(path, glob=False),
         ".jsonl": lambda: _json_lines(path),
     }
-    if path.suffix.lower() not in readers:
-        kinds = ", ".join(readers)
-        raise FileError(f"a table of numbers must be one of {kinds}; got {path.name}", subject=str(path))
+    sentence = f"a table of numbers must be one of {', '.join(readers)}; got {path.name}"
+    require(path.suffix.lower() in readers, sentence, FileError, str(path))
     try:
         return readers[path.suffix.lower()]()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         came = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(
-            f"{path} must be a table of numbers by step; it cannot be read: {came}", subject=str(path)
-        ) from error
+        sentence = f"{path} must be a table of numbers by step; it cannot be read: {came}"
+        raise FileError(sentence, subject=str(path)) from error
 
 
 def _table(table: pl.DataFrame, path: Path) -> list[Signal]:
@@ -178,9 +174,8 @@ def _table(table: pl.DataFrame, path: Path) -> list[Signal]:
         metrics = table[names["metric"]].cast(pl.String).alias("metric")
         rows = pl.DataFrame([steps.alias("step"), metrics, values.alias("value"), *wholes])
         rows = rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in ("layer", "head") if name not in names)
-        return _long(
-            rows.rename({series.name: series.name.lower() for series in wholes}).drop_nulls(["step", "metric"])
-        )
+        rows = rows.rename({series.name: series.name.lower() for series in wholes})
+        return _long(rows.drop_nulls(["step", "metric"]))
     signals = []
     for name in table.columns:
         if name == step or name.lower() in TIMES or name.endswith(("__MIN", "__MAX")):
@@ -227,9 +222,8 @@ def _numbers(table: pl.DataFrame, name: str, path: Path) -> pl.Series | None:
     if not count or len(wrong) > count:
         return None
     if len(wrong):
-        sentence = (
-            f"{path} must have numbers in its column {name}; got {wrong[0][:40]!r}: mend it, or take the column out"
-        )
+        advice = "mend it, or take the column out"
+        sentence = f"{path} must have numbers in its column {name}; got {wrong[0][:40]!r}: {advice}"
         raise FileError(sentence, subject=str(path))
     return numbers
 
@@ -255,7 +249,3 @@ def _long(rows: pl.DataFrame) -> list[Signal]:
         values = mine["value"].fill_null(float("nan")).to_numpy()
         signals.append(Signal(str(name), mine["step"].to_numpy(), values, layer, head))
     return signals
-
-
-def _signal(name: str, steps: Sequence[int], values: Sequence[float]) -> Signal:
-    return Signal(name, np.array(steps), np.array(values, dtype=float))

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from rankscope.errors import FileError
+from rankscope.errors import FileError, require
 from rankscope.trainings.spike_report import EVENTS, Spike, Spikes
 
 DEVIATIONS, WINDOW = 7.0, 1000  # OLMo 2's: how far a spike is away, and over how many values the mean goes
@@ -179,8 +179,8 @@ def _by_steps(signals: Iterable[Signal]) -> list[list[Signal]]:
     """Signals with the same steps together."""
     groups: dict[bytes, list[Signal]] = {}
     for signal in signals:
-        if len(signal.steps) != len(signal.values):
-            raise FileError(f"{signal.name} must have a value at each of its steps", subject=signal.name)
+        sentence = f"{signal.name} must have a value at each of its steps"
+        require(len(signal.steps) == len(signal.values), sentence, FileError, signal.name)
         groups.setdefault(np.asarray(signal.steps, dtype=np.int64).tobytes(), []).append(signal)
     return list(groups.values())
 

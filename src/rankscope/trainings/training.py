@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import polars as pl
 
-from rankscope.errors import FileError, MetricError, one_of
+from rankscope.errors import FileError, MetricError, one_of, require
 from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import MANIFEST
 from rankscope.runs.tables import JOURNAL
@@ -191,9 +191,8 @@ class TrainingTables:
         """The metric of that name, or the first; raises if the run has none of that name, or none at all."""
         if name is not None and name not in self.metrics:
             raise MetricError(one_of(f"a metric of {self.folder}", name, self.metrics), subject=name)
-        if not self.metrics:
-            sentence = f"{self.folder} must hold a measurement of its layers; there is none yet"
-            raise FileError(sentence, subject=str(self.folder))
+        sentence = f"{self.folder} must hold a measurement of its layers; there is none yet"
+        require(self.metrics, sentence, FileError, str(self.folder))
         return self.metrics[0] if name is None else name
 
     def grid(self, metric: str) -> Grid:
@@ -219,8 +218,8 @@ class TrainingTables:
 def read_tables(folder: str | Path, kind: type[R]) -> R:
     """The training run in a folder as an object of this class; raises FileError if there is none."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileError(f"a training run is read from its folder; there is none at {folder}", subject=str(folder))
+    sentence = f"a training run is read from its folder; there is none at {folder}"
+    require(folder.is_dir(), sentence, FileError, str(folder))
     for _ in range(ATTEMPTS - 1):
         try:
             return _read(folder, kind)
@@ -294,9 +293,8 @@ def decades(values: np.ndarray) -> float:
 
 def _read(folder: Path, kind: type[R]) -> R:
     run = read(folder)
-    if TRAINING_TABLE not in run.names:
-        sentence = f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
-        raise FileError(sentence, subject=str(folder))
+    sentence = f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it"
+    require(TRAINING_TABLE in run.names, sentence, FileError, str(folder))
     manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
     notes: list[str] = []
     table, alarms, certificates = (_table(run, name, notes) for name in READ)
@@ -316,6 +314,6 @@ def _table(run: Run, name: str, notes: list[str]) -> pl.DataFrame:
     except pl.exceptions.PolarsError as error:
         sentence = f"{path} must have the columns {', '.join(columns)}; it is damaged: run it again"
         raise FileError(sentence, subject=path) from error
-    if any(table[column].null_count() for column in {"step", "metric"} & columns.keys()):
-        raise FileError(f"{path} must name a step in every row; it is damaged: run it again", subject=path)
+    named = not any(table[column].null_count() for column in {"step", "metric"} & columns.keys())
+    require(named, f"{path} must name a step in every row; it is damaged: run it again", FileError, path)
     return table

@@ -8,8 +8,7 @@ import torch
 
 from rankscope.errors import LabError
 from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
-from rankscope.lab.tasks.memorization import prose
-from rankscope.lab.tasks.sort_and_hull import ceiling, on_hull
+from rankscope.lab.tasks.sort_and_hull import ceiling, on_hull, prose
 from tests.raising import raises
 
 

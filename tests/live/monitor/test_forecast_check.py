@@ -13,13 +13,11 @@ import torch
 
 from rankscope import Architecture, Monitor, forecast
 from rankscope.errors import MonitorError, TrainingWarning
-from rankscope.forecasts import Forecast
-from rankscope.forecasts.calibration import LEARNT
+from rankscope.forecasts import LEARNT, Forecast
 from rankscope.forecasts.plan import Plan
 from rankscope.live.monitor.forecast_check import ForecastCheck
 from rankscope.runs import Manifest, read
 from rankscope.trainings import TrainingRun, read_training
-from rankscope.trainings.sections import training_sentences
 from rankscope.trainings.training import TRAINING
 from tests.live.monitor.small import encoder, tokens
 from tests.raising import raises
@@ -86,7 +84,7 @@ def test_a_network_that_learns_as_forecast(learns: Forecast, tmp_path: Path) -> 
     assert run.forecast[0] == learns.verdict[0]
     assert run.forecast[2].startswith("In the end the forecast holds: it learns, and a probability of")
     assert f"the loss, {losses[-1]:.3g} since step 120, is below {blind - 0.1:.3g}" in run.forecast[2]
-    assert run.forecast[2] in training_sentences(run)
+    assert run.forecast[2] in run.sentence
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.forecasts.calibration import trainings
-from rankscope.lab.training import with_gains
+from rankscope.forecasts import trainings
+from rankscope.lab import with_gains
 from rankscope.nets import Architecture, Transformer
 from rankscope_studies.forecasts.designs import Design, draw_design
 

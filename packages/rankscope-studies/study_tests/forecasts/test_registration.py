@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError, LabError
-from rankscope.forecasts.calibration import outcomes
+from rankscope.forecasts import outcomes
 from rankscope.forecasts.plan import Plan
 from rankscope.lab import Initialisation
 from rankscope.lab.tasks import Copying

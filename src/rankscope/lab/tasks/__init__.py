@@ -15,12 +15,11 @@ The last three are those of figure 4 of Dong et al. 2021. One of your own is a `
 
 from typing import Any
 
-from rankscope.errors import LabError, one_of
+from rankscope.errors import LabError, require_one_of
 from rankscope.lab.tasks.copying_and_induction import Copying, Induction
 from rankscope.lab.tasks.digits import Digits
-from rankscope.lab.tasks.memorization import Memorization
 from rankscope.lab.tasks.next_character import NextCharacter
-from rankscope.lab.tasks.sort_and_hull import Hull, Sort
+from rankscope.lab.tasks.sort_and_hull import Hull, Memorization, Sort
 from rankscope.lab.tasks.task import UNLABELLED, Batch, Task
 
 TASKS: dict[str, type[Task]] = {
@@ -34,8 +33,7 @@ def task(name: str, **sizes: Any) -> Task:
     >>> task("copying", length=4)
     Copying(symbols=16, length=4)
     """
-    if name not in TASKS:
-        raise LabError(one_of("task", name, TASKS), subject="task")
+    require_one_of("task", name, TASKS, LabError)
     return TASKS[name](**sizes)
 
 

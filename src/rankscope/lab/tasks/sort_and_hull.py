@@ -1,6 +1,7 @@
 """Tasks on samples that are drawn once: they are gone through again and again, each time in another order.
 
-`Sort` and `Hull` are here, `Memorization` is in `memorization.py`: the three of figure 4 of Dong et al. 2021.
+They are the three of figure 4 of Dong et al. 2021. `Memorization` is of texts of the bundled prose without positions:
+tokens that are equal in a text get equal outputs, so that there is a ceiling below one.
 """
 
 import math
@@ -15,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankscope.errors import LabError, require
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.task import Batch, Task, drawn_from
+from rankscope.lab.tasks.task import UNLABELLED, Batch, Task, drawn_from
 from rankscope.nets import Architecture
 from rankscope.shapes import Bool, Float
+from rankscope.sources import bundled_excerpts, split
 
 SYMBOLS, SORTED = 10, 8  # Symbols there are to sort, and symbols of a sample
 POINTS, SIDE, SHIFT = 10, 10.0, 3.3
@@ -169,3 +172,72 @@ def ceiling(seen: Iterable[Hashable], labels: Iterable[int]) -> float:
 def agree(guesses: Tensor, labels: Tensor) -> float:
     """The share of labels that are as guessed."""
     return (guesses == labels).double().mean().item()
+
+
+SHORTEST = 16  # Words of a text at least: a shorter one says little about context
+
+
+@dataclass(frozen=True)
+class Memorization(FixedTask):
+    """Memorization of random labels: asked about is what it was trained on."""
+
+    texts: int = 500
+    longest: int = 128
+    seed: int = 0
+    name: ClassVar[str] = "memorization"
+    says: ClassVar[str] = "the random label of a word where it stands"
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """The words of every text."""
+        return prose(self.texts, self.longest)
+
+    @cached_property
+    def indices(self) -> dict[str, int]:
+        """The symbol of each word."""
+        return {word: at for at, word in enumerate(dict.fromkeys(word for text in self.words for word in text))}
+
+    @property
+    def interface(self) -> Interface:
+        """A symbol for each word."""
+        return Interface(classes=2, symbols=len(self.indices))
+
+    @cached_property
+    def data(self) -> tuple[Batch, Batch]:
+        """One set of samples, to learn from and to be asked about."""
+        inputs = torch.zeros(self.texts, self.longest, dtype=torch.long)
+        padding = torch.ones(self.texts, self.longest, dtype=torch.bool)
+        for row, text in enumerate(self.words):
+            inputs[row, : len(text)] = torch.tensor([self.indices[word] for word in text])
+            padding[row, : len(text)] = False
+        labels = torch.randint(2, inputs.shape, generator=torch.Generator().manual_seed(self.seed))
+        data = Batch(inputs, labels.masked_fill(padding, UNLABELLED), padding)
+        return data, data
+
+    @cached_property
+    def baselines(self) -> dict[str, float]:
+        """Ceilings of who knows the word, and of who knows its text as well."""
+        test = self.data[1]
+        valid = test.labels != UNLABELLED
+        words, labels = test.inputs[valid].tolist(), test.labels[valid].tolist()
+        words_in_texts = zip(valid.nonzero()[:, 0].tolist(), words, strict=True)
+        return {
+            "chance": 0.5,
+            "majority": ceiling([0] * len(labels), labels),
+            "context-free ceiling": ceiling(words, labels),
+            "ceiling": ceiling(words_in_texts, labels),
+        }
+
+
+def prose(texts: int, longest: int) -> list[list[str]]:
+    """Texts of at most so many words, from the bundled paragraphs in their order."""
+    pieces = []
+    for paragraph in bundled_excerpts(words=SHORTEST):
+        words = split(paragraph)
+        for start in range(0, len(words), longest):
+            piece = words[start : start + longest]
+            if len(piece) >= SHORTEST:
+                pieces.append(piece)
+    sentence = f"texts must be at most {len(pieces)}, all that the prose has of {longest} words; got {texts}"
+    require(texts <= len(pieces), sentence, LabError, "texts")
+    return pieces[:texts]
