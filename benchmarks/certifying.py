@@ -9,8 +9,8 @@ from benchmarks.timing import Row, ratios
 from rankscope.deviation import propagate
 from rankscope.nets import Transformer
 from rankscope.sources import preset
-from rankscope.theory import certify
-from rankscope.theory.weight_norms import HeadNorms, MLPNorms
+from rankscope.theory import MLPNorms, certify
+from rankscope.theory.weight_norms import HeadNorms
 
 
 def rows(small: bool = False) -> list[Row]:

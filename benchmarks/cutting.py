@@ -41,9 +41,7 @@ from rankscope.depths import cut
 from rankscope.depths.criteria import CRITERIA, Sample
 from rankscope.depths.cut import SEARCHES, fidelity_of
 from rankscope.files import append_whole
-from rankscope.lab import Recipe, Training
-from rankscope.lab.model import Model
-from rankscope.lab.tasks import Digits, NextCharacter, Task
+from rankscope.lab import Digits, Model, NextCharacter, Recipe, Task, Training
 from rankscope.nets import Transformer
 from rankscope_studies.dong2021.networks import CHEMISTRY
 

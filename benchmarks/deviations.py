@@ -11,8 +11,7 @@ from benchmarks.timing import Row, least_seconds
 from rankscope.deviation import propagate
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from rankscope.sources import bundled_excerpts, word_tokens
-from rankscope.sources.fresh import preset
+from rankscope.sources import bundled_excerpts, preset, word_tokens
 
 VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")
 """From tokens that stay apart to tokens that fall together."""

@@ -17,13 +17,10 @@ from benchmarks.timing import least_seconds
 from rankscope.deviation import propagate
 from rankscope.deviation.decisions import Presuming, answering
 from rankscope.errors import TooLargeError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.tensors import shapes
-from rankscope.paths.frozen import freeze
-from rankscope.paths.polynomials import length_terms
+from rankscope.nets import Architecture, Transformer, shapes
+from rankscope.paths import freeze, length_terms
 from rankscope.profiles import measure
-from rankscope.sources import bundled_excerpts, word_tokens
-from rankscope.sources.fresh import preset
+from rankscope.sources import bundled_excerpts, preset, word_tokens
 from rankscope.theory import certify
 
 WARM = 4
@@ -175,7 +172,7 @@ def kernels() -> None:
 
 def _distances() -> None:
     """Largest distances of rows of attention patterns."""
-    from rankscope.metrics.distances import largest_sum_distance
+    from rankscope.metrics import largest_sum_distance
 
     for shape in [(2, 3, 1, 1), (2, 3, 33, 40), (12, 12, 128, 128), (1, 2, 700, 700)]:
         P, valid = torch.randn(shape, dtype=torch.float64), torch.rand(shape[:3]) < 0.7

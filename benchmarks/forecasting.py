@@ -9,9 +9,8 @@ from benchmarks.timing import Row, ratios
 
 def cases(layers: int, width: int) -> dict[str, Callable[[], object]]:
     """A pass of the network that is forecast, its readings, and the whole forecast."""
-    from rankscope.forecasts.forecast import forecast_of
-    from rankscope.forecasts.plan import Plan, point_of
-    from rankscope.lab.tasks import task
+    from rankscope.forecasts import Plan, forecast_of, point_of
+    from rankscope.lab import task
 
     learnt = task("next-character")
     plan = Plan(learnt.architecture(layers, width, width // 16), learnt)

@@ -29,10 +29,8 @@ from rankscope import figures as fig
 from rankscope.deviation.replay import replay_cache
 from rankscope.files import atomic
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure
-from rankscope.profiles.measure import expected_seconds
+from rankscope.profiles import PassOptions, expected_seconds, measure
 from rankscope.profiles.pass_cost import entries, multiply_adds, rate
-from rankscope.profiles.propagation import PassOptions
 
 ROUNDS = 3
 QUICK = 0.2  # seconds of a round: what is shorter is called again, and its fastest call counts
@@ -307,8 +305,7 @@ def chart(table: pl.DataFrame) -> fig.Chart:
 
 def draw(folder: Path) -> None:
     """Write table and figure of every growth_*.csv of a folder, and print the tables."""
-    from rankscope.figures.drawing import plot
-    from rankscope.figures.matplotlib import png, rendered
+    from rankscope.figures import plot, png, rendered
 
     for path in sorted(folder.glob("growth_*.csv")):
         table = pl.read_csv(path)

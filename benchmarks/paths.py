@@ -8,9 +8,7 @@ import torch
 
 from benchmarks.timing import Row, forward, least_seconds, ratios
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import all_paths, decompose
-from rankscope.paths.frozen import freeze
-from rankscope.paths.polynomials import length_terms
+from rankscope.paths import all_paths, decompose, freeze, length_terms
 from rankscope.sources import preset
 
 

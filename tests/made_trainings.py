@@ -9,7 +9,7 @@ import polars as pl
 
 from rankscope.live.monitor.measurement import Alarm, Measurement, RunWriter
 from rankscope.runs import manifest_of
-from rankscope.trainings.training import TRAINING
+from rankscope.trainings import TRAINING
 
 SENTENCE = "The tokens of layer 2 have become one since step 20 <b>bold</b>."
 ALARM = Alarm(30, 20, "collapse", 2, None, "warn", SENTENCE)

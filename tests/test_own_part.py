@@ -16,7 +16,7 @@ from rankscope import Architecture, Transformer, certify, decompose, measure
 from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError, PathError
 from rankscope.metrics import composite_norm
-from rankscope.nets.dropout import Dropout, training_states
+from rankscope.nets import Dropout, training_states
 from tests.deviation.reference import Network, Rows, log10_residual
 from tests.raising import raises
 

@@ -89,7 +89,7 @@ def test_names_that_nothing_makes_are_found() -> None:
 
 def test_the_readme_counts_metrics_and_families_rightly() -> None:
     from rankscope.metrics import METRICS
-    from rankscope.sources.families import FAMILIES
+    from rankscope.sources import FAMILIES
 
     text = (ROOT / "README.md").read_text()
     assert f"routing, {len(METRICS)} in all" in text and f"[{len(FAMILIES)} families]" in text
@@ -186,7 +186,7 @@ def test_modules_with_options_say_what_they_take(
 
 
 def test_the_studies_that_pages_show_have_cells() -> None:
-    from rankscope.engine.spec import spec_of
+    from rankscope.engine import spec_of
 
     shown = [block for page in PAGES for block in blocks("toml", page) if "[project]" not in block]
     assert len(shown) >= 3 and all(len(spec_of(tomllib.loads(block)).cells) > 10 for block in shown)

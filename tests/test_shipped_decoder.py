@@ -14,8 +14,7 @@ from benchmarks.shipped_models import is_held_out, snapshot_steps
 from rankscope import load, measure
 from rankscope.nets import Transformer
 from rankscope.shipped import shipped_folder, shipped_models
-from rankscope.sources import bundled_excerpts
-from rankscope.sources.parity import lifted
+from rankscope.sources import bundled_excerpts, lifted
 from rankscope.trainings import read_training
 from tests.cli.running import printed
 from tests.test_light import without

@@ -8,8 +8,7 @@ import mpmath as mp
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.masks import Mask
+from rankscope.nets import Architecture, Mask, Transformer
 from rankscope.profiles import measure
 from tests.attack.__main__ import Line, missed, told
 from tests.attack.networks import CAPPED, FEATURES, KINDS, Case, drawn

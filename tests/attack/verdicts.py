@@ -13,7 +13,7 @@ from typing import Any
 import mpmath as mp
 import torch
 
-from rankscope.metrics.catalogue import metric
+from rankscope.metrics import metric
 from rankscope.profiles import measure
 from tests.attack.exact import METRICS, Key, Truth, readings
 from tests.attack.networks import Case, drawn

@@ -19,8 +19,7 @@ from rich.console import Console
 from rankscope.cli.follow import shown
 from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.runs.tables import JOURNAL
-from rankscope.trainings import read_training
-from rankscope.trainings.training import TRAINING
+from rankscope.trainings import TRAINING, read_training
 from tests.cli.running import COMMAND, answered, printed, rankscope
 from tests.made_trainings import SENTENCE, falling, learned, measurement, opened, row, written
 

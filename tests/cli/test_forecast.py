@@ -8,7 +8,7 @@ import pytest
 from rankscope import Architecture, Forecast, read
 from rankscope.cli.forecast import MAPS, TASKS
 from rankscope.forecasts import AXES
-from rankscope.lab.tasks import TASKS as KNOWN
+from rankscope.lab import TASKS as KNOWN
 from tests.cli.running import answered, printed, rankscope
 
 DESIGN = Architecture(layers=3, width=16, heads=2, norm_place="post")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rankscope.metrics import METRICS
-from rankscope.sources.families import FAMILIES
+from rankscope.sources import FAMILIES
 from rankscope.sources.families.gpt import Bloom
 from rankscope.sources.families.llama import Llama
 from tests.cli.running import COMMAND, answered, printed, rankscope

@@ -12,10 +12,10 @@ import torch
 from transformers import BertConfig
 
 from rankscope import Architecture, Transformer, fresh
+from rankscope.cli import Interruption
 from rankscope.cli.inputs import MeasureTask
 from rankscope.cli.measure import measure_all, raise_if_stopped
 from rankscope.cli.output import ReportTables
-from rankscope.cli.show import Interruption
 from rankscope.profiles import Reader, Summary
 from rankscope.runs import EarlyStop, read
 from rankscope.sources import bundled_excerpts

@@ -23,7 +23,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.remedies import REMEDIES
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS
-    from rankscope.theory.catalogue import THEOREMS
+    from rankscope.theory import THEOREMS
     from rankscope_studies import STUDIES
     from rankscope_studies.commands.shared import FIGURES
 

@@ -8,8 +8,7 @@ import pytest
 
 import rankscope as package
 from rankscope.cli.show import show_tables
-from rankscope.engine import Sweep
-from rankscope.engine.spec import spec_of
+from rankscope.engine import Sweep, spec_of
 from rankscope.runs import begun
 from tests.cli.running import rankscope
 

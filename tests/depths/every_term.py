@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.nets import Transformer
-from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.nets import ACTIVATIONS, Transformer
 
 Array = np.ndarray[Any, Any]
 

@@ -20,8 +20,7 @@ from rankscope.depths.figures import caption
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.figures.page import page_figure
 from rankscope.paths import decompose
-from rankscope.sources.families import FAMILIES
-from rankscope.sources.parity import lifted
+from rankscope.sources import FAMILIES, lifted
 from tests.builders import awake, normal
 from tests.depths.every_term import terms_of, total
 from tests.paths.test_two_passes import KINDS, SIZE

@@ -10,8 +10,7 @@ import torch
 from rankscope.depths import cut, fidelity
 from rankscope.errors import ArchitectureError, FileError, SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
+from rankscope.sources import FAMILIES, load
 from rankscope.sources.shortened import write_shortened
 from tests.builders import awake, normal
 from tests.raising import raises

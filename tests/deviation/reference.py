@@ -397,7 +397,7 @@ class Network:
     def turned(self, index: int, u: list[Any], position: int) -> list[Any]:
         import torch
 
-        from rankscope.nets.positions import rotary_tables
+        from rankscope.nets import rotary_tables
 
         if (index, position) not in self._tables:
             tables = rotary_tables(self.arch, position + 1, torch.zeros((), dtype=torch.float64))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rankscope.deviation.activations import SERIES
-from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.nets import ACTIVATIONS
 from tests.deviation.reference import ACTIVATIONS as EXACT
 
 POINTS = [-12.0, -7.3, -2.0, -0.1, 0.3, 1.1, 4.0]

@@ -7,8 +7,8 @@ import mpmath as mp
 import pytest
 import torch
 
+from rankscope.deviation import Scaled
 from rankscope.deviation.attention import HeadOutputs, gated, sigmoid
-from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import ValidTokens
 from rankscope.nets import Architecture
 from rankscope.profiles import measure

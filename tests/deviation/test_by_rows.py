@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope import measure
-from rankscope.deviation import propagate
+from rankscope.deviation import DeviationStep, propagate
 from rankscope.deviation.comparison import state_distance
-from rankscope.deviation.propagate import DeviationStep
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import Reading, metric
 from rankscope.metrics.log_readings import ScaledPattern

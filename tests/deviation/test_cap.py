@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankscope.deviation import Scaled
 from rankscope.deviation.cap import CapReference, RowConstants, capped
-from rankscope.deviation.scaled import Scaled
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from tests.builders import awake, normal

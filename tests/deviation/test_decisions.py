@@ -9,24 +9,21 @@ import torch
 from torch import Tensor
 
 import rankscope
+from rankscope.deviation import PassInputs, at_layer, can_skip, must_compute
 from rankscope.deviation.decisions import (
     MOST_ENTRIES,
     Presuming,
     Question,
     Recording,
     answering,
-    at_layer,
-    can_skip,
     keep,
-    must_compute,
     saves_a_pass,
     terms_needed,
 )
-from rankscope.deviation.propagate import PassInputs
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import DEFAULT_METRICS
 from rankscope.profiles.captured import CapturedPasses, _passes
-from rankscope.profiles.measure import DEFAULT_METRICS
 from tests.builders import normal
 
 QUESTIONS = {"can_skip", "must_compute", "saves_a_pass", "terms_needed"}

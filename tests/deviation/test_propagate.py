@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.deviation import applies, finish, propagate
+from rankscope.deviation import LOWEST, applies, finish, propagate
 from rankscope.deviation.readings import read
-from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer

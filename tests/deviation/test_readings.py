@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.deviation import DeviationStep, Scaled, State
-from rankscope.deviation.propagate import PassInputs, run_block
+from rankscope.deviation import LOWEST, DeviationStep, PassInputs, Scaled, State
+from rankscope.deviation.propagate import run_block
 from rankscope.deviation.readings import read
-from rankscope.deviation.scaled import LOWEST
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure

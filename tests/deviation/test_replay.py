@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation.decisions import Presuming, answering, can_skip, terms_needed
-from rankscope.deviation.propagate import DeviationStep, PassInputs, _all_blocks, run_block
+from rankscope.deviation import DeviationSecondPass, DeviationStep, FloatSecondPass, PassInputs, State, can_skip
+from rankscope.deviation.decisions import Presuming, answering, terms_needed
+from rankscope.deviation.propagate import _all_blocks, run_block
 from rankscope.deviation.replay import MOST_COMPUTATIONS, PATIENCE, ReplayCache, can_replay, weights_key
-from rankscope.deviation.second_pass import DeviationSecondPass, FloatSecondPass, with_second_pass
-from rankscope.deviation.state import State
+from rankscope.deviation.second_pass import with_second_pass
 from rankscope.nets import Architecture, Experts, Transformer
 from tests.builders import normal
 from tests.strategies import architectures

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.deviation.scaled import LOWEST, Scaled
+from rankscope.deviation import LOWEST, Scaled
 
 logs = st.floats(-2000, 2000)
 numbers = st.floats(-1e3, 1e3).filter(lambda v: v == 0 or abs(v) > 1e-3)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Kernel, Transformer
-from rankscope.nets.kernels import KERNELS, KernelContext, masked_softmax, scores
+from rankscope.nets import KERNELS, Architecture, Kernel, Transformer
+from rankscope.nets.kernels import KernelContext, masked_softmax, scores
 from rankscope.profiles import measure
 from tests.builders import normal, thinned
 from tests.deviation.reference import SMALL, compare

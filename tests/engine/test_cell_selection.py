@@ -9,8 +9,7 @@ import rankscope
 from rankscope.engine import Sweep, choice_in, profile_of, spec_of
 from rankscope.engine.cell_selection import chosen_cells
 from rankscope.errors import SweepError
-from rankscope.runs import Store
-from rankscope.runs.manifest import begun
+from rankscope.runs import Store, begun
 from tests.cli.running import answered
 from tests.cli.running import rankscope as command
 from tests.raising import raises

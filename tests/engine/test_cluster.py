@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope.engine import Sweep
-from rankscope.engine.cluster import Cluster, require_answer
+from rankscope.engine import Cluster, Sweep
+from rankscope.engine.cluster import require_answer
 from rankscope.errors import SweepError
 from tests.engine.swept import same, swept
 from tests.raising import raises

@@ -8,9 +8,8 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from rankscope import fresh
-from rankscope.engine import Cluster
-from rankscope.engine.ray_corpus import measure_on_cluster
-from rankscope.profiles.corpus import corpus_steps, measure_corpus
+from rankscope.engine import Cluster, measure_on_cluster
+from rankscope.profiles import corpus_steps, measure_corpus
 from rankscope.runs import Store
 from rankscope.sources import bundled_excerpts
 from tests.cli.running import answered

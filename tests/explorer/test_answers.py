@@ -13,7 +13,7 @@ from rankscope.explorer.answers import Answers, measure_page, network_with
 from rankscope.explorer.controls import Controls, PageRequest
 from rankscope.explorer.network_cache import MOST_RANDOM, NetworkCache
 from rankscope.nets import Architecture
-from rankscope.sources.fresh import untrained
+from rankscope.sources import untrained
 from tests.explorer.serving import TEXT, Served, drawn, small_networks, tiny
 
 TURNS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from rankscope.explorer.follow import SPIKES, KnownEvents, app
 from rankscope.live.monitor.measurement import Alarm, Measurement
-from rankscope.report.reported_run import read_run
+from rankscope.report import read_run
 from rankscope.trainings import read_training
 from rankscope.trainings.figures import STEPS
 from rankscope.trainings.training import title_of

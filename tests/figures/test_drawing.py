@@ -8,12 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 
 from rankscope.errors import MetricError
+from rankscope.figures import plot, save
 from rankscope.figures.description import Axis, Chart, ColourBar, Heatmap, Line, Panel, Powers, ordered_colour
-from rankscope.figures.drawing import plot
-from rankscope.figures.matplotlib import save
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import Profile, measure
-from rankscope.profiles.figures import arithmetics_chart
+from rankscope.profiles import Profile, arithmetics_chart, measure
 from tests.raising import raises
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")

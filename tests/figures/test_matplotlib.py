@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rankscope import Profile, certify, decompose, measure
 from rankscope.errors import FigureError
-from rankscope.figures.matplotlib import save
+from rankscope.figures import save
 from rankscope.nets import Architecture, Transformer
 from rankscope.theory import collapse_depth
 from tests.raising import raises

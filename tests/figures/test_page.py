@@ -10,8 +10,7 @@ import pytest
 from rankscope.figures.description import Axis, Chart, Flag, Heatmap, Line, Panel, Spans
 from rankscope.figures.page import page_figure
 from rankscope.figures.powers import Powers
-from rankscope.profiles import measure
-from rankscope.profiles.figures import cloud_chart, curves_chart, spectrum_chart
+from rankscope.profiles import cloud_chart, curves_chart, measure, spectrum_chart
 from tests.profiles.residual_shapes import cloud, spectra
 from tests.report.runs import NET, X, profile_of
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankscope.figures.powers import DEEP, Powers
+from rankscope.figures import DEEP
+from rankscope.figures.powers import Powers
 
 LOGS = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=2, max_size=20)
 

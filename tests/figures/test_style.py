@@ -1,7 +1,7 @@
 """No two of many lines look the same."""
 
+from rankscope.figures import line_style
 from rankscope.figures.page import DASHES, SYMBOLS
-from rankscope.figures.style import line_style
 
 
 def test_no_two_of_many_lines_look_the_same() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankscope.forecasts.gradients import kind_of
-from rankscope.lab.module import Trainable
+from rankscope.lab import Trainable
 from rankscope.nets import Transformer
 from tests.deviation.reference import Network, dot, exact
 

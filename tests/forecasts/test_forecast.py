@@ -10,15 +10,13 @@ import torch
 
 from rankscope import Architecture, Transformer, forecast, measure
 from rankscope.errors import ArchitectureError, LabError
-from rankscope.forecasts import PARTS, changes
-from rankscope.forecasts.forecast import Forecast, Mend, forecast_of
+from rankscope.forecasts import PARTS, Forecast, Mend, Plan, changes, forecast_of, giorlandino
 from rankscope.forecasts.layers import COLUMNS, SAMPLES
-from rankscope.forecasts.phases import giorlandino
-from rankscope.forecasts.plan import Plan, adapted_to_task
+from rankscope.forecasts.plan import adapted_to_task
 from rankscope.forecasts.verdict import sentences
-from rankscope.lab import Initialisation, Recipe
-from rankscope.lab.tasks import NextCharacter, Sort
-from rankscope.nets.masks import Mask, matrix
+from rankscope.lab import Initialisation, NextCharacter, Recipe, Sort
+from rankscope.nets import Mask
+from rankscope.nets import mask_matrix as matrix
 
 SMALL = Architecture(layers=4, width=16, heads=2, norm_place="pre", final_norm=True, mask="causal")
 COLLAPSING = SMALL.replace(layers=24, norm="none", final_norm=False, attention_skip=0.0, mlp="none")

@@ -17,13 +17,10 @@ from torch.nn import functional as F
 
 from rankscope import Architecture, forecast
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, WatchError
-from rankscope.forecasts import forecast_map
-from rankscope.forecasts.forecast import Forecast
+from rankscope.forecasts import Forecast, Predictor, forecast_map, point_of
 from rankscope.forecasts.layers import COLUMNS
 from rankscope.forecasts.live_module import LivePlan, read_module
 from rankscope.forecasts.live_passes import LiveBatch, in_dtype, passed
-from rankscope.forecasts.plan import point_of
-from rankscope.forecasts.predictor import Predictor
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import UNLABELLED, Recipe
 from tests.live.ranks import together

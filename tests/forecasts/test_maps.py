@@ -8,10 +8,9 @@ import pytest
 
 from rankscope import Architecture, forecast
 from rankscope.errors import LabError
+from rankscope.figures import plot
 from rankscope.figures.description import Heatmap, Line
-from rankscope.figures.drawing import plot
-from rankscope.forecasts import AXES, forecast_map, layers_chart, map_chart
-from rankscope.forecasts.forecast import Forecast, forecast_of
+from rankscope.forecasts import AXES, Forecast, forecast_map, forecast_of, layers_chart, map_chart
 
 ARCH = Architecture(layers=2, width=16, heads=2, mask="causal", norm_place="pre", final_norm=True)
 

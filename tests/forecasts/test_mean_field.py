@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.forecasts.mean_field import Moments, expansion, mean_field, products
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.forecasts import Moments, mean_field
+from rankscope.forecasts.mean_field import expansion, products
+from rankscope.nets import ACTIVATIONS, Architecture, Transformer
 from rankscope.remedies import REMEDY_FILES
 from tests.builders import normal
 

@@ -9,7 +9,8 @@ from scipy.integrate import quad
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.forecasts.phases import ENTROPY, NEITHER, RANK, ClosedForm, Phase, giorlandino, log_gradient
+from rankscope.forecasts import giorlandino
+from rankscope.forecasts.phases import ENTROPY, NEITHER, RANK, ClosedForm, Phase, log_gradient
 from rankscope.nets import Architecture, Transformer
 from rankscope_studies.giorlandino2026 import equiangular_tokens, figure_1, published_network
 from tests.builders import normal

@@ -13,8 +13,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
 from rankscope.errors import LabError
-from rankscope.forecasts import outcomes, trainings
-from rankscope.forecasts.predictor import POINTS, SPREAD, Outcome, Predictor
+from rankscope.forecasts import POINTS, Outcome, Predictor, outcomes, trainings
+from rankscope.forecasts.predictor import SPREAD
 from rankscope_studies.forecasts.designs import draw_design
 from rankscope_studies.forecasts.trainings import trained_settings
 

@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.forecasts.readings import LOWEST, architecture_numbers, drifted, output_readings, readings
-from rankscope.lab import Recipe, Training
-from rankscope.lab.tasks import Copying
+from rankscope.lab import Copying, Recipe, Training
 from rankscope.lab.tasks.task import UNLABELLED
 from rankscope.nets import Architecture, Transformer
 

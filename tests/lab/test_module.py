@@ -10,15 +10,11 @@ from torch import Tensor
 from transformers import BertModel
 
 import rankscope
-from rankscope.lab.module import Trainable
+from rankscope.lab import Trainable
 from rankscope.live import watch
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.dropout import Dropout, training_states
+from rankscope.nets import Architecture, Dropout, Transformer, training_states
 from rankscope.profiles import measure
-from rankscope.sources import load
-from rankscope.sources.checkpoint import MINILM
-from rankscope.sources.families import FAMILIES
-from rankscope.sources.parity import lifted
+from rankscope.sources import FAMILIES, MINILM, lifted, load
 from tests.sources.models import model_of
 
 ARCH = Architecture(layers=3, width=8, heads=2, length=9)

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.lab.model import Interface, Model
-from rankscope.lab.module import Trainable
-from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
+from rankscope.lab import Interface, Model, SigmaReparam, Trainable, reparametrise
 from rankscope.nets import Architecture, Transformer
 from tests.raising import raises
 

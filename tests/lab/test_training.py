@@ -16,12 +16,20 @@ import torch
 import rankscope
 from rankscope import read
 from rankscope.errors import ArchitectureError, LabError, TrainingWarning
-from rankscope.lab import Initialisation, Recipe, Training
+from rankscope.lab import (
+    Copying,
+    Digits,
+    Induction,
+    Initialisation,
+    Memorization,
+    NextCharacter,
+    Recipe,
+    Task,
+    Training,
+)
 from rankscope.lab.model import reads_ahead
-from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
 from rankscope.live.monitor.alarms import AlarmRule, Fault
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.mlp import Experts
+from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.remedies import REMEDIES
 from tests.raising import raises
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.watch import Watch
+from rankscope.live import Watch
 from tests.live.families import checks, seen
 from tests.raising import raises
 

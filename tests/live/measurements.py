@@ -3,7 +3,7 @@
 import polars as pl
 
 from rankscope.live.monitor import Alarm, Measurement
-from rankscope.trainings.training import TRAINING
+from rankscope.trainings import TRAINING
 
 NAMES = ["monitor/loss", "relative_mu/layer_00", "relative_mu/layer_03", "head_mu/layer_03/head_01"]
 SENTENCE = "tokens of layer 3 are the same since step 10"

@@ -21,7 +21,7 @@ from transformers.models.llama import modeling_llama as llama
 
 import rankscope
 from rankscope.errors import MetricError, WatchError
-from rankscope.lab.module import Trainable
+from rankscope.lab import Trainable
 from rankscope.live import AttentionCall, AttentionScores, Monitor
 from rankscope.live.attention import row_statistics as statistics
 from rankscope.live.attention.head_outputs import values_product

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.live.modules import stacks
-from rankscope.sources.parity import lifted
+from rankscope.sources import lifted
 from tests.live import reference
 from tests.live.families import (
     FAMILIES,

@@ -18,10 +18,9 @@ from rankscope.live.monitor.alarm_rules import Collapse
 from rankscope.live.monitor.alarms import AlarmRule, Fault, MeasurementRows, RuleSet
 from rankscope.live.plan import make_plans
 from rankscope.live.writers import scalars
-from rankscope.trainings import read_training
+from rankscope.trainings import TRAINING, read_training
 from rankscope.trainings.figures import layer_map
 from rankscope.trainings.signals import run_signals
-from rankscope.trainings.training import TRAINING
 from tests.live import reference
 from tests.live.families import WORDS
 from tests.live.sequences import sequences, t5, t5_batch, translator, translator_loss

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import PIECE, StateReadings, TokenBatch
-from rankscope.metrics import metric
-from rankscope.metrics.metric import ROUNDING
-from rankscope.metrics.tokens import Tokens
-from rankscope.profiles import DEFAULT_METRICS
-from rankscope.profiles.readings import read_tensor
+from rankscope.metrics import ROUNDING, Tokens, metric
+from rankscope.profiles import DEFAULT_METRICS, read_tensor
 
 METRICS = [metric(name) for name in ("relative_residual", "residual", "mu", "mean_cosine", "stable_rank")]
 PLAN = WatchPlan(METRICS, [])

@@ -8,9 +8,7 @@ import torch
 from rankscope.live import watch
 from rankscope.metrics import Metric, metric
 from rankscope.profiles import measure
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
-from rankscope.sources.parity import lifted
+from rankscope.sources import FAMILIES, lifted, load
 from tests.sources.models import CASES, model_of
 from tests.sources.test_families import encoded, inputs_of
 

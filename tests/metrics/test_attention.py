@@ -16,6 +16,7 @@ from rankscope.metrics import (
     effective_keys,
     entropy,
     first_token_mass,
+    from_statistics,
     largest_logit,
     metric,
     row_sum_defect,
@@ -23,7 +24,6 @@ from rankscope.metrics import (
     spectral_gap,
 )
 from rankscope.metrics.attention import METRICS
-from rankscope.metrics.metric import from_statistics
 from tests.raising import raises
 from tests.strategies import stochastic
 

@@ -4,8 +4,7 @@ import pytest
 from torch import Tensor
 
 from rankscope.errors import MetricError
-from rankscope.metrics import Metric, chosen_metrics, metric
-from rankscope.metrics.tokens import Tokens
+from rankscope.metrics import Metric, Tokens, chosen_metrics, metric
 from tests.raising import raises
 
 

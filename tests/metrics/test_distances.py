@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.metrics import max_cosine_gap
-from rankscope.metrics.distances import largest_square_distance, largest_sum_distance
+from rankscope.metrics import largest_square_distance, largest_sum_distance, max_cosine_gap
 from tests.interpreted import needs_interpreter
 from tests.strategies import matrices
 

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.metrics import cosine, rows
-from rankscope.metrics.attention import dobrushin
-from rankscope.metrics.rows import PatternRows
+from rankscope.metrics import PatternRows, cosine, dobrushin, rows
 
 N = 550
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.errors import MetricError, TokensError
-from rankscope.metrics.samples import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
+from rankscope.metrics import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity
 from tests.metrics import sample_formulas
 from tests.raising import raises
 

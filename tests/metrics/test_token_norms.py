@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.metrics import METRICS, metric
+from rankscope.metrics import METRICS, composite_norm, frobenius_norm, metric, tokens_of
 from rankscope.metrics import token_norms as module
-from rankscope.metrics.token_norms import composite_norm, frobenius_norm, max_norm, token_norms
-from rankscope.metrics.tokens import tokens, tokens_of
+from rankscope.metrics.token_norms import max_norm, token_norms
+from rankscope.metrics.tokens import tokens
 from tests.interpreted import needs_interpreter
 from tests.strategies import matrices
 

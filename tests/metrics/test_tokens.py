@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics import METRICS, metric
-from rankscope.metrics.tokens import tokens, tokens_of
+from rankscope.metrics import METRICS, metric, tokens_of
+from rankscope.metrics.tokens import tokens
 from tests.raising import raises
 
 NAMES = [*(name for name, known in METRICS.items() if known.of == "tokens"), "mu@midrange", "residual@argmin"]

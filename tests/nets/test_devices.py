@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope import Architecture, Transformer, certify, decompose, depth, forecast, fresh, load, measure
 from rankscope.errors import ArchitectureError, RankscopeError
-from rankscope.nets.devices import check_device
+from rankscope.nets import check_device
 from tests.forecasts.test_live_module import batches, cross_entropy, own_gpt
 from tests.raising import raises
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.dropout import Dropout, training_states
+from rankscope.nets import Architecture, Dropout, Transformer, training_states
 from rankscope_studies.wu2024 import networks
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.weights import Linear
+from rankscope.nets import Architecture, Linear, Transformer, mask_matrix
 from rankscope.profiles import measure
 from tests.builders import awake
 from tests.raising import raises

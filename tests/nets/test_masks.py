@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rankscope.errors import MaskError
 from rankscope.nets import graph
-from rankscope.nets.masks import from_matrix, matrix, rows, spec_of
+from rankscope.nets import mask_matrix as matrix
+from rankscope.nets.masks import from_matrix, rows, spec_of
 from tests.raising import raises
 
 DEFINITIONS = {

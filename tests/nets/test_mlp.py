@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rankscope.errors import ArchitectureError, PathError
-from rankscope.nets import Architecture, Experts, Transformer, shapes
-from rankscope.nets.mlp import chosen_experts, chosen_weights
+from rankscope.nets import Architecture, Experts, Transformer, chosen_experts, chosen_weights, shapes
 from rankscope.paths import decompose
 from rankscope.profiles import measure
 from tests.builders import awake, normal

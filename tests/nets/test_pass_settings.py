@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from rankscope.errors import TokensError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.dropout import Dropout, training_states
-from rankscope.nets.pass_settings import PassSettings, TokenOrder, padding_from
+from rankscope.nets import Architecture, Dropout, PassSettings, TokenOrder, Transformer, padding_from, training_states
 from tests.builders import awake, normal
 from tests.raising import raises
 

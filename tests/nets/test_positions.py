@@ -8,9 +8,8 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from rankscope.errors import TokensError
-from rankscope.nets import Architecture
+from rankscope.nets import Architecture, Linear
 from rankscope.nets.positions import alibi_slopes, buckets
-from rankscope.nets.weights import Linear
 from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.raising import raises

@@ -5,12 +5,8 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture, PassSettings, Plain, Transformer, normalise, traverse
 from rankscope.nets.fields import NormPlace
-from rankscope.nets.norms import normalise
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import traverse
 from tests.nets.conftest import BASE
 from tests.raising import raises
 

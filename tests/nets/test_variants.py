@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Experts, Transformer
-from rankscope.nets.norms import Norm
+from rankscope.nets import Architecture, Experts, Norm, Transformer
 from rankscope.remedies import REMEDY_FILES
 from tests.builders import awake, normal
 from tests.nets.conftest import BASE
@@ -161,8 +160,7 @@ def made(name: str) -> Transformer:
 
 def stepped(net: Transformer, X: Tensor, layers: set[int]) -> Tensor:
     """The output, each of these layers (from 1) of the whole network passed by, the others run one at a time."""
-    from rankscope.nets.plain import Plain
-    from rankscope.nets.traversal import traverse
+    from rankscope.nets import Plain, traverse
 
     X, valid, _ = net.prepared(X, None)
     rules = Plain(net.arch, net.settings(X, valid))

@@ -206,7 +206,7 @@ def served(*words: str) -> Any:
 
 def lab() -> None:
     """Images of digits."""
-    from rankscope.lab.tasks import Digits
+    from rankscope.lab import Digits
 
     assert Digits().batch(3, 0, 0).inputs.shape == (3, 16, 4)
 

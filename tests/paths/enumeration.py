@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Experts, Transformer
-from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.nets import ACTIVATIONS, Architecture, Experts, Transformer
 from rankscope.paths import Decomposition, decompose
 from tests.builders import awake, normal
 

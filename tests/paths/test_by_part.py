@@ -6,11 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankscope.nets import Architecture
-from rankscope.nets.order import Branch, Half
-from rankscope.nets.traversal import Block
-from rankscope.paths import decompose
-from rankscope.paths.frozen import Frozen
+from rankscope.nets import Architecture, Block, Branch, Half
+from rankscope.paths import Frozen, decompose
 from rankscope.paths.terms import WholeNetwork
 from tests.paths.enumeration import CASES, both, network, tokens
 

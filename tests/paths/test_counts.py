@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import PathError
-from rankscope.paths import all_paths, length_of, path_counts, path_shares
-from rankscope.paths.counts import Ways, checked, counts_along, path_number, paths_along, sampled_paths
+from rankscope.paths import (
+    Ways,
+    all_paths,
+    counts_along,
+    length_of,
+    path_counts,
+    path_shares,
+    paths_along,
+    sampled_paths,
+)
+from rankscope.paths.counts import checked, path_number
 from tests.raising import raises
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rankscope.errors import MetricError
+from rankscope.figures import power
 from rankscope.figures.description import Bars, Heatmap, Line
-from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import decompose
-from rankscope.paths.figures import HEADS, carried, heads_chart, length_views, lengths_chart, single_paths_chart
+from rankscope.paths import carried, decompose
+from rankscope.paths.figures import HEADS, heads_chart, length_views, lengths_chart, single_paths_chart
 from tests.builders import normal
 from tests.raising import raises
 

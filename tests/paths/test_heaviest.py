@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from rankscope.errors import PathError
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import Decomposition, decompose
-from rankscope.paths.counts import Path
+from rankscope.paths import Decomposition, Path, PathRules, decompose
 from rankscope.paths.heaviest import _ahead, _bound
-from rankscope.paths.terms import PathRules
 from tests.paths.enumeration import CASES, both, network, tokens
 from tests.raising import raises
 

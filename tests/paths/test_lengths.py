@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankscope.errors import ClosureError, FileError
-from rankscope.metrics.log_readings import UNIT
+from rankscope.metrics import UNIT
 from rankscope.nets import Architecture
 from rankscope.paths import ByLength, decompose
 from tests.paths.enumeration import CASES, both, network, sums, tokens

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import decompose
-from rankscope.paths.frozen import freeze, frozen_pass
-from rankscope.paths.polynomials import PIECE, length_terms
+from rankscope.paths import decompose, freeze, frozen_pass, length_terms
+from rankscope.paths.polynomials import PIECE
 from tests.paths.enumeration import CASES, both, close, network, sums, tokens
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ClosureError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.traversal import traverse
+from rankscope.nets import Architecture, Transformer, traverse
 from rankscope.paths import decompose
 from rankscope.paths.frozen import FreezingRules
 from rankscope.paths.two_passes import LayerShares, TwoPasses

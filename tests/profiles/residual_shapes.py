@@ -6,9 +6,7 @@ import polars as pl
 import torch
 
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import one_pass
-from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud_table
-from rankscope.profiles.readers import ResidualShape
+from rankscope.profiles import ResidualShape, ShapeReader, SpectrumReader, cloud_table, one_pass
 
 NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -11,21 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, perturbation, second_pass
+from rankscope.deviation import DeviationStep, PassInputs, perturbation, second_pass
 from rankscope.deviation.decisions import Presuming, Recording, answering
-from rankscope.deviation.propagate import PassInputs, StartingTensors
+from rankscope.deviation.propagate import StartingTensors
 from rankscope.deviation.replay import ReplayCache
-from rankscope.metrics import METRICS, Metric, chosen_metrics
-from rankscope.metrics.metric import Of
-from rankscope.metrics.residuals import relative_mu
-from rankscope.nets import Architecture, Step, Transformer
-from rankscope.nets.weights import converted
-from rankscope.profiles import captured, measure
+from rankscope.metrics import METRICS, Metric, Of, chosen_metrics, relative_mu
+from rankscope.nets import Architecture, Step, Transformer, converted
+from rankscope.profiles import DEFAULT_METRICS, MetricReader, captured, measure, readings_table
 from rankscope.profiles.agreement import AGREED
 from rankscope.profiles.captured import CapturedPasses, _passes, captured_steps
-from rankscope.profiles.measure import DEFAULT_METRICS
-from rankscope.profiles.readers import CheckReader, LayerStep, MetricReader
-from rankscope.profiles.readings import readings_table
+from rankscope.profiles.readers import CheckReader, LayerStep
 from tests.builders import normal
 from tests.strategies import architectures
 

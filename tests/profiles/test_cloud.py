@@ -5,8 +5,7 @@ import torch
 from polars.testing import assert_frame_equal
 
 from rankscope.metrics import singular_values
-from rankscope.profiles import measure
-from rankscope.profiles.cloud import ShapeReader, SpectrumReader, cloud_table
+from rankscope.profiles import ShapeReader, SpectrumReader, cloud_table, measure
 from tests.profiles.residual_shapes import NET, PADDING, X, cloud, shapes, spectra
 
 

@@ -15,12 +15,9 @@ import torch
 from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.metrics import Metric, metric
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import Profile, Summary, measure, measure_corpus
-from rankscope.profiles.corpus import corpus_steps
-from rankscope.profiles.profile import SCHEMA
+from rankscope.profiles import SCHEMA, Profile, Summary, corpus_steps, measure, measure_corpus
 from rankscope.runs import Store, read
-from rankscope.sources import bundled_excerpts
-from rankscope.sources.fresh import untrained
+from rankscope.sources import bundled_excerpts, untrained
 from tests.raising import raises
 
 NET = untrained(Architecture(layers=3, width=16, heads=2), "small", seed=1, init="xavier")

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from rankscope.figures import power
 from rankscope.figures.description import Chart, Line
 from rankscope.figures.escaping import plain
-from rankscope.figures.text import power
 from rankscope.nets import Transformer
-from rankscope.profiles import Profile, measure
-from rankscope.profiles.figures import arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
+from rankscope.profiles import Profile, arithmetics_chart, cloud_chart, curves_chart, measure, spectrum_chart
 from rankscope.theory import certify
 from rankscope.theory.figures import proved_shares
 from tests.profiles.residual_shapes import cloud, spectra

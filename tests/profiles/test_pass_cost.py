@@ -11,18 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankscope import Architecture, Transformer, measure
 from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric
-from rankscope.nets import Experts
-from rankscope.nets.devices import free_memory
-from rankscope.profiles.pass_cost import (
-    COSTS,
-    MATRICES,
-    check_memory,
-    in_words,
-    multiply_adds,
-    pass_bytes,
-    rate,
-    seconds,
-)
+from rankscope.nets import Experts, free_memory
+from rankscope.profiles import check_memory, in_words, seconds
+from rankscope.profiles.pass_cost import COSTS, MATRICES, multiply_adds, pass_bytes, rate
 from tests.raising import raises
 
 CPU = torch.device("cpu")

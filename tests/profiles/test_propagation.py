@@ -10,13 +10,12 @@ import torch
 from rankscope import Architecture, Transformer, measure
 from rankscope.deviation import DeviationStep
 from rankscope.errors import TooLargeError
-from rankscope.metrics import Metric
-from rankscope.metrics.catalogue import chosen_metrics
-from rankscope.metrics.metric import Of
-from rankscope.nets.devices import free_memory
+from rankscope.metrics import Metric, Of, chosen_metrics
+from rankscope.nets import free_memory
+from rankscope.profiles import MetricReader, PassOptions, one_pass
 from rankscope.profiles.pass_cost import MATRICES
-from rankscope.profiles.propagation import PassOptions, layer_pass, one_pass
-from rankscope.profiles.readers import LayerStep, MetricReader
+from rankscope.profiles.propagation import layer_pass
+from rankscope.profiles.readers import LayerStep
 from tests.builders import normal
 from tests.nets.test_streaming import both, streamed
 from tests.raising import raises

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from rankscope.errors import MetricError
-from rankscope.metrics import Metric
-from rankscope.metrics.centre import centred
-from rankscope.metrics.tokens import Tokens, tokens
+from rankscope.metrics import Metric, Tokens, centred
+from rankscope.metrics.tokens import tokens
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import ARITHMETICS, Reader, measure, one_pass
-from rankscope.profiles.cloud import ShapeReader, SpectrumReader
-from rankscope.profiles.readers import CheckReader, LayerStep, MetricReader
+from rankscope.profiles import ARITHMETICS, MetricReader, Reader, ShapeReader, SpectrumReader, measure, one_pass
+from rankscope.profiles.readers import CheckReader, LayerStep
 from tests.raising import raises
 
 NET = Transformer.random(Architecture(layers=3, width=8, heads=2, mask="causal"), init="xavier")

@@ -9,8 +9,7 @@ import torch
 
 from rankscope.metrics import METRICS, Metric
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure, propagation
-from rankscope.profiles.readings import read_tensor
+from rankscope.profiles import measure, propagation, read_tensor
 from tests.builders import normal, thinned
 
 ATTENTION = [each for each in METRICS.values() if each.of == "attention"]

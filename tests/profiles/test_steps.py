@@ -4,11 +4,8 @@ import pytest
 import torch
 
 from rankscope.errors import MetricError
-from rankscope.metrics import metric
-from rankscope.metrics.residuals import mu
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.plain import Plain
+from rankscope.metrics import metric, mu
+from rankscope.nets import Architecture, PassSettings, Plain, Transformer
 from rankscope.profiles import measure
 from tests.profiles.residual_shapes import NET, PADDING, X, residual, shapes
 from tests.raising import raises

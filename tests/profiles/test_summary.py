@@ -18,8 +18,7 @@ from hypothesis.extra import numpy as npst
 from rankscope.errors import FileError, MetricError
 from rankscope.profiles import CorpusRows, Profile, Summary, measure
 from rankscope.profiles.summary import QUANTILES, statistics_of, with_checks
-from rankscope.runs import Store
-from rankscope.runs.manifest import Manifest, Network
+from rankscope.runs import Manifest, Network, Store
 from tests.profiles.excerpts import NET, X, both, summed
 from tests.raising import raises
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.profiles.verdict import UNIFORM, disagreement, ending, listing, sentence, undecided
-from rankscope.profiles.views import CurveView
+from rankscope.profiles import CurveView, disagreement, ending, listing, undecided
+from rankscope.profiles.verdict import UNIFORM, sentence
 
 NAN = math.nan
 

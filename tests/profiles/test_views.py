@@ -7,11 +7,10 @@ import polars as pl
 import pytest
 import torch
 
+from rankscope.figures import power
 from rankscope.figures.page import page_figure
-from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import CorpusRows, Profile, measure
-from rankscope.profiles.figures import curves_chart
+from rankscope.profiles import CorpusRows, Profile, curves_chart, measure
 from rankscope.profiles.sections import curve_table, ends_table
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict

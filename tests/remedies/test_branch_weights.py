@@ -8,8 +8,7 @@ import torch
 
 from rankscope import decompose
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.parts import pieces
+from rankscope.nets import Architecture, Transformer, pieces
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows
 from tests.raising import raises

@@ -8,8 +8,7 @@ import torch
 
 from rankscope.deviation import propagate, rounded
 from rankscope.forecasts.mean_field import MeanField
-from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.streaming import streams
+from rankscope.nets import Architecture, Transformer, mask_matrix, streams
 from tests.builders import normal, thinned
 from tests.deviation.reference import Network, Rows, dot
 from tests.remedies.small_networks import PADDING, check, check_digits, check_paths, small, stirred

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import traverse
+from rankscope.nets import Architecture, Plain, Transformer, traverse
 from tests.builders import normal
 from tests.remedies.score_networks import MASKS, PADDING, X, first, network, scores, softmax
 from tests.remedies.small_networks import check_paths, small

@@ -11,10 +11,8 @@ from rankscope import decompose, measure
 from rankscope.deviation import propagate
 from rankscope.deviation.confirm import confirmations
 from rankscope.errors import ArchitectureError, PathError
-from rankscope.forecasts.mean_field import mean_field
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.plain import Plain
-from rankscope.nets.traversal import traverse
+from rankscope.forecasts import mean_field
+from rankscope.nets import Architecture, Plain, Transformer, traverse
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows
 from tests.raising import raises

@@ -8,8 +8,7 @@ import torch
 from rankscope import decompose
 from rankscope.errors import ArchitectureError, PathError
 from rankscope.forecasts.mean_field import MeanField
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets import Architecture, PassSettings, Transformer
 from tests.builders import normal
 from tests.deviation.reference import Network, Rows, sigmoid
 from tests.deviation.reference import times as multiplied

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.deviation.scaled import Scaled
+from rankscope.deviation import Scaled
 from rankscope.deviation.scores import Scores
 from rankscope.deviation.softmax import balanced, split
 from rankscope.deviation.state import ValidTokens

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.deviation import propagate
+from rankscope.deviation import Scaled, propagate
 from rankscope.deviation.part_operations import _less_average
-from rankscope.deviation.scaled import Scaled
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from tests.builders import normal, thinned

@@ -11,8 +11,7 @@ import torch
 from rankscope.depths import depth
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
-from rankscope.profiles import Profile, Summary, measure
-from rankscope.profiles.summary import CorpusRows
+from rankscope.profiles import CorpusRows, Profile, Summary, measure
 from rankscope.report import write_report
 from rankscope.runs import Store
 from rankscope.theory import Certificates, certify

@@ -6,7 +6,7 @@ import re
 import polars as pl
 import pytest
 
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.sections import curve_table
 from rankscope.report import read_run, render, write_report

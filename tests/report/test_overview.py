@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.figures import Line
-from rankscope.figures.text import power
+from rankscope.figures import Line, power
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.report import ReportedRun, write_report
 from rankscope.report.overview import side_by_side, titles

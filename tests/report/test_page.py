@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict, write_run_directory
 from rankscope.runs import read

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from rankscope import Profile, certify, decompose, fresh, load, measure
-from rankscope.figures.matplotlib import panels, rendered
-from rankscope.figures.text import power
+from rankscope.figures import panels, power, rendered
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
-from rankscope.results.card import ROWS, TEXT_LINES, _columns, card, lines
+from rankscope.results import card, lines
+from rankscope.results.card import ROWS, TEXT_LINES, _columns
 from rankscope.theory import Certificates, critical_skip
 from rankscope.theory.depth import depth_of
 

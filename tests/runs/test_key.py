@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.runs.key import difference, digest, files_of, key_of
+from rankscope.runs import difference, digest, files_of, key_of
 from rankscope.sources import fresh, load
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from rankscope.sources.families import Family
-from rankscope.sources.parity import lifted
+from rankscope.sources import Family, lifted
 
 ACTIVATIONS = ("relu", "silu", "gelu_new", "relu2")
 SCALED: dict[str, Any] = {"rope_theta": 300.0, "factor": 4.0}

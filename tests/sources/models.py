@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.sources.families import FAMILIES
+from rankscope.sources import FAMILIES
 from rankscope.sources.load import random_model
 
 EVERY = [(name, label) for name, family in FAMILIES.items() for label in family.tiny_configs()]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Transformer
-from rankscope.sources import Family
-from rankscope.sources.parity import lifted
+from rankscope.sources import Family, lifted
 from rankscope.sources.parity_inputs import relative
 
 WITHIN = 1e-9

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from rankscope.errors import SourceError
-from rankscope.sources import load
+from rankscope.sources import FAMILIES, lifted, load
 from rankscope.sources.batch_network import network_on_batch
-from rankscope.sources.families import FAMILIES
-from rankscope.sources.parity import lifted
 from tests.raising import raises
 from tests.sources.models import model_of
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from rankscope import forecast
 from rankscope.errors import SourceError
 from rankscope.nets import devices
-from rankscope.sources import checkpoint, load
-from rankscope.sources.checkpoint import CheckpointLocation, refuse_too_large
+from rankscope.sources import CheckpointLocation, checkpoint, load
+from rankscope.sources.checkpoint import refuse_too_large
 from rankscope.sources.weight_files import write_folder
 from tests.raising import raises
 

@@ -11,11 +11,10 @@ import torch
 import transformers
 
 from rankscope.errors import RankscopeError
-from rankscope.sources import load
+from rankscope.sources import FAMILIES, Family, lifted, load
 from rankscope.sources.checkpoint import quiet
-from rankscope.sources.families import FAMILIES, MODULES, Family
+from rankscope.sources.families import MODULES
 from rankscope.sources.load import built
-from rankscope.sources.parity import lifted
 from rankscope.sources.parity_inputs import ParityInputs, relative
 from tests.sources import page
 from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from rankscope.errors import TokensError
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
+from rankscope.sources import FAMILIES, load
 from tests.raising import raises
 from tests.sources.models import model_of
 

@@ -9,13 +9,10 @@ from torch import Tensor
 from transformers import DebertaV2Config, DebertaV2Model
 
 from rankscope.errors import ParityError, SourceError, TokensError
-from rankscope.nets import Transformer
-from rankscope.nets.tensors import shapes
+from rankscope.nets import Transformer, shapes
 from rankscope.profiles import measure
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
+from rankscope.sources import FAMILIES, lifted, load
 from rankscope.sources.families.llama import Llama
-from rankscope.sources.parity import lifted
 from tests.raising import raises
 from tests.sources.models import CASES, FIRST_QUICK, model_of
 from tests.sources.originals import agrees

@@ -9,7 +9,8 @@ from transformers import BatchEncoding, BertConfig, BertModel, GPT2Config, GPT2L
 from rankscope import certify, decompose, load, measure
 from rankscope.errors import SourceError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.inputs import inputs_of, network_of
+from rankscope.sources import inputs_of
+from rankscope.sources.inputs import network_of
 from tests.raising import raises
 
 IDS = torch.tensor([[5, 3, 9, 2], [7, 1, 0, 0]])

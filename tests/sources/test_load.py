@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from rankscope.errors import ArchitectureError, FileError, MissingExtraError, SourceError, TokensError
 from rankscope.extras import EXTRAS
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load
-from rankscope.sources.checkpoint import answers, locate
+from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load, locate
+from rankscope.sources.checkpoint import answers
 from tests.raising import raises
 from tests.sources.models import model_of
 

@@ -9,9 +9,7 @@ import torch
 from rankscope.errors import PathError, SourceError, TheoremError
 from rankscope.paths import decompose
 from rankscope.profiles import measure
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
-from rankscope.sources.parity import lifted
+from rankscope.sources import FAMILIES, lifted, load
 from rankscope.theory import certify
 from tests.raising import raises
 from tests.sources.models import model_of

@@ -14,10 +14,10 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from rankscope.errors import ParityError
 from rankscope.nets import Transformer
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES, rotary
+from rankscope.sources import FAMILIES, lifted, load
+from rankscope.sources.families import rotary
 from rankscope.sources.families.llama import Llama
-from rankscope.sources.parity import Parity, lifted
+from rankscope.sources.parity import Parity
 from rankscope.sources.parity_inputs import ParityInputs
 from tests.raising import raises
 from tests.sources.models import model_of

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from rankscope import certify, decompose, load, measure
 from rankscope.errors import ArchitectureError, FileError, PathError, SourceError, TooLargeError
-from rankscope.nets import Architecture, Transformer, devices
-from rankscope.nets.weights import StreamedLayers
+from rankscope.nets import Architecture, StreamedLayers, Transformer, devices
 from rankscope.profiles import measure_together
 from rankscope.sources import FAMILIES as KNOWN
 from rankscope.sources import canonical

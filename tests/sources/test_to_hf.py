@@ -8,8 +8,7 @@ import torch
 
 from rankscope.errors import ArchitectureError, SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
+from rankscope.sources import FAMILIES, load
 from tests.raising import raises
 from tests.sources.models import FIRST_QUICK, model_of
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rankscope.profiles import measure
-from rankscope.sources import load
-from rankscope.sources.checkpoint import locate, read
+from rankscope.sources import load, locate
+from rankscope.sources.checkpoint import read
 from rankscope_studies.dong2021.networks import CHEMISTRY
 
 WEIGHTS = Path(os.environ.get("RANKSCOPE_WEIGHTS", Path(__file__).parents[2] / ".weights"))

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from rankscope import decompose, load, measure
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources import Family
-from rankscope.sources.checkpoint import locate, read
+from rankscope.sources import Family, locate
+from rankscope.sources.checkpoint import read
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.parts import Tensors, dense, norm
 from rankscope.sources.parity_inputs import relative

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from rankscope.nets import Transformer
-from rankscope.sources import load
-from rankscope.sources.families import FAMILIES, Family
-from rankscope.sources.parity import distance, lifted, original
+from rankscope.sources import FAMILIES, Family, lifted, load
+from rankscope.sources.parity import distance, original
 from rankscope.sources.parity_inputs import ParityInputs
 from tests.sources.models import DECODERS, FIRST_QUICK, model_of
 

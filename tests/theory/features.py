@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.nets import Architecture, Experts, Kernel, Mask, Norm, Transformer
 from rankscope.nets.masks import from_matrix
-from rankscope.remedies.catalogue import REMEDIES
+from rankscope.remedies import REMEDIES
 from tests.builders import normal
 
 TOKENS = 5  # Of each sample

@@ -12,13 +12,11 @@ import torch
 from hypothesis import given, settings
 
 from rankscope.errors import TheoremError
-from rankscope.nets import Architecture
+from rankscope.nets import ACTIVATIONS, KERNELS, Architecture
 from rankscope.nets.fields import MLP, NormPlace, Positions
-from rankscope.nets.kernels import KERNELS
 from rankscope.nets.masks import RULES
-from rankscope.nets.mlp import ACTIVATIONS
 from rankscope.nets.norms import NORMS
-from rankscope.remedies.catalogue import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS, certify
 from rankscope.theory.catalogue import COVERAGE, refusing
 from tests.builders import normal

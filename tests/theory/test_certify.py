@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.errors import FileError, MaskError, MetricError, RankscopeError, TheoremError, TokensError
-from rankscope.figures.text import power
+from rankscope.figures import power
 from rankscope.nets import Architecture, Kernel, Mask, Transformer, active_heads
 from rankscope.nets.fields import Positions
 from rankscope.nets.kernels import KernelContext, masked_softmax
 from rankscope.nets.masks import from_matrix
-from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
+from rankscope.theory import THEOREMS, Certificates, MLPNorms, WeightNorms, certify, collapse_depth
 from rankscope.theory.certify import SCHEMA
 from rankscope.theory.depth import depth_of
-from rankscope.theory.weight_norms import HeadNorms, MLPNorms, WeightNorms
+from rankscope.theory.weight_norms import HeadNorms
 from tests.builders import normal
 from tests.raising import raises
 

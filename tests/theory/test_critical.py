@@ -12,8 +12,7 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from rankscope.theory.critical import critical_skip
-from rankscope.theory.transverse import slope, transverse_exponent
+from rankscope.theory import critical_skip, slope, transverse_exponent
 from tests.builders import normal
 from tests.raising import raises
 from tests.theory.test_transverse import identity_attention

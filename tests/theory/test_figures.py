@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from rankscope.errors import TheoremError
+from rankscope.figures import power
 from rankscope.figures.description import Line
-from rankscope.figures.text import power
 from rankscope.theory import certify
 from rankscope.theory.figures import bounds_chart, depth_chart, proved_shares
 from tests.raising import raises

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.nets.norms import NormWeights, normalise
+from rankscope.nets import NormWeights, normalise
 from rankscope.theory import certify
 from tests.builders import normal
 from tests.theory.attack.climb import under_a_norm

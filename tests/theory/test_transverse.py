@@ -14,7 +14,8 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Transformer, masks
 from rankscope.profiles import measure
-from rankscope.theory.transverse import exponent, slope, transverse_exponent, transverse_modes
+from rankscope.theory import slope, transverse_exponent, transverse_modes
+from rankscope.theory.transverse import exponent
 from tests.builders import normal, one_head
 from tests.raising import raises
 from tests.strategies import architectures

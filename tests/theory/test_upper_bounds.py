@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST
+from rankscope.deviation import LOWEST
 from rankscope.nets import Transformer
 from rankscope.theory import certify
 from rankscope.theory.upper_bounds import cubed

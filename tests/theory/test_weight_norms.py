@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.mlp import ACTIVATIONS
+from rankscope.nets import ACTIVATIONS, Architecture, Transformer
+from rankscope.theory import MLPNorms
 from rankscope.theory.weight_norms import (
     LIPSCHITZ,
     HeadNorms,
-    MLPNorms,
     checksums,
     product_norm,
     spectral_norm,

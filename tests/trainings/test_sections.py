@@ -14,7 +14,7 @@ from rankscope.live.monitor.measurement import RunWriter
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter, fit
 from rankscope.runs import Manifest, Store
-from rankscope.trainings.training import CERTIFICATES
+from rankscope.trainings import CERTIFICATES
 from tests.made_trainings import SENTENCE, falling, learned, measurement, opened, row, spiking, written
 from tests.raising import raises
 from tests.report.runs import links_within

@@ -18,10 +18,10 @@ from torch import nn
 from rankscope import Monitor
 from rankscope.errors import FileError
 from rankscope.live.monitor.measurement import Measurement
-from rankscope.trainings import read_training
+from rankscope.trainings import Signal, find_spikes, order_of_events, read_signals, read_training
 from rankscope.trainings import spikes as module
-from rankscope.trainings.signals import read_signals, run_events, split_loss
-from rankscope.trainings.spikes import Signal, deviations_from_mean, find_spikes, order_of_events, spike_score
+from rankscope.trainings.signals import run_events, split_loss
+from rankscope.trainings.spikes import deviations_from_mean, spike_score
 from tests.made_trainings import opened, spiking
 
 STEPS = np.arange(600)

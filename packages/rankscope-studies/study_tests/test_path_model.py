@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.test_cuda_graph import CpuUse
+from tests.lab.test_steps import CpuUse
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankscope.figures.drawing import plot
+from rankscope.figures import plot
 from rankscope.forecasts import changes
-from rankscope.live.monitor import default_rules
+from rankscope.live import default_rules
 from rankscope.runs import read
-from rankscope.trainings.spikes import Signal
+from rankscope.trainings import Signal
 from rankscope_studies.chowdhury2026 import exact_weights
 from rankscope_studies.forecasts.designs import draw_design
 from rankscope_studies.research import (

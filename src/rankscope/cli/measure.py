@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Profile
-    from rankscope.profiles.corpus import BatchRunner
+    from rankscope.profiles import BatchRunner, Profile
     from rankscope.runs import Store
     from rankscope.sources import Excerpts
 
@@ -192,7 +191,7 @@ def measure_text(
 
     If Ctrl-C or a bad line ends it early, the summary is of the excerpts until then.
     """
-    from rankscope.profiles.corpus import corpus_steps
+    from rankscope.profiles import corpus_steps
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 

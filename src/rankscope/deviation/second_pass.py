@@ -33,8 +33,7 @@ from rankscope.deviation.perturbation import UNITS, Perturbation, PerturbedDevia
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, run_block
 from rankscope.deviation.proved_zeros import of_either, zeros_of_layer
 from rankscope.deviation.state import State
-from rankscope.nets import AttentionRequest, Block, Step
-from rankscope.nets.weights import converted
+from rankscope.nets import AttentionRequest, Block, Step, converted
 from rankscope.shapes import Bool
 
 EXAGGERATED = 4

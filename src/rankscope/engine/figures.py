@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.engine.views import Levels, SweepView
 from rankscope.figures import description as fig
 from rankscope.figures import evenly
-from rankscope.profiles.figures import metric_title
+from rankscope.profiles import metric_title
 from rankscope.trainings.figures import ends
 
 PANELS = 6  # panels at most; of more levels the ends and some between

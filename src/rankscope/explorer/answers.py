@@ -25,9 +25,17 @@ from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.paths import carried, decompose
 from rankscope.paths.figures import lengths_chart
-from rankscope.profiles import MetricReader, Profile, ResidualShape, ShapeReader, one_pass, readings_table
-from rankscope.profiles.cloud import cloud_rows
-from rankscope.profiles.figures import cloud_chart, curves_chart
+from rankscope.profiles import (
+    MetricReader,
+    Profile,
+    ResidualShape,
+    ShapeReader,
+    cloud_chart,
+    cloud_rows,
+    curves_chart,
+    one_pass,
+    readings_table,
+)
 from rankscope.profiles.verdict import sentence
 from rankscope.runs import Manifest, Network
 from rankscope.theory import THEOREMS, BoundView, Certificates, certify

@@ -15,7 +15,7 @@ import polars as pl
 from rankscope.errors import MetricError, require_one_of
 from rankscope.figures import description as fig
 from rankscope.figures import evenly, power
-from rankscope.profiles.views import geometric
+from rankscope.profiles import geometric
 from rankscope.results import Plot, Section, Table, sentence
 
 HEAD = ("norm", "share", "residual_share", "contraction", "averaging", "dobrushin")

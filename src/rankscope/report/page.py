@@ -22,9 +22,7 @@ from rankscope.figures import Chart
 from rankscope.figures.escaping import TURNS, script_json
 from rankscope.figures.page import plotly_script, static_file
 from rankscope.files import write_text
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.figures import arithmetics_chart, curves_chart
-from rankscope.profiles.sections import compared_arithmetics
+from rankscope.profiles import Profile, Summary, arithmetics_chart, compared_arithmetics, curves_chart
 from rankscope.report.chapter import BUDGET, chapter, figure_json, fit
 from rankscope.report.overview import first_sentence, side_by_side, titles
 from rankscope.report.reported_run import ReportedRun, read_run

@@ -24,7 +24,7 @@ from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
 from rankscope.engine import Sweep
 from rankscope.errors import FileError, require
 from rankscope.extras import counted
-from rankscope.nets.origin import titled
+from rankscope.nets import titled
 from rankscope.paths.figures import HEAD
 from rankscope.profiles import CLOUD, SPECTRUM, Profile, Summary
 from rankscope.report import validate

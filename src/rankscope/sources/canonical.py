@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import SourceError, TooLargeError, require
-from rankscope.nets import Architecture, Layer, StreamedLayers, Transformer, check_device, free_memory
-from rankscope.nets.devices import FLOAT64_BYTES, check_dtype, format_bytes
-from rankscope.nets.fields import BIASES
-from rankscope.nets.storage import digests
-from rankscope.nets.tensors import assemble_layer, assemble_stored
-from rankscope.nets.weights import LayerSource
+from rankscope.nets import (
+    BIASES,
+    Architecture,
+    Layer,
+    LayerSource,
+    StreamedLayers,
+    Transformer,
+    assemble_layer,
+    assemble_stored,
+    check_device,
+    check_dtype,
+    digests,
+    format_bytes,
+    free_memory,
+)
+from rankscope.nets.devices import FLOAT64_BYTES
 from rankscope.sources.checkpoint import (
     Checkpoint,
     CheckpointLocation,

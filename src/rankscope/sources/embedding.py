@@ -20,9 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.errors import FileError, SourceError, TokensError, require
-from rankscope.nets import ACTIVATIONS, Encoded, Linear, NormWeights, affine
-from rankscope.nets.norms import normalise
-from rankscope.nets.storage import read_tensors, write_tensors
+from rankscope.nets import ACTIVATIONS, Encoded, Linear, NormWeights, affine, normalise, read_tensors, write_tensors
 from rankscope.shapes import Bool, Float
 
 UNMASKED = 1 - 0.15 * 0.8  # The share of tokens that ESM was trained on without a mask

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError, require
-from rankscope.nets import ForwardPass, Transformer, masks
-from rankscope.nets.positions import rotary_tables
+from rankscope.nets import ForwardPass, Transformer, masks, rotary_tables
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family

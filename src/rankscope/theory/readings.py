@@ -17,10 +17,17 @@ from rankscope.deviation.mlp import REACH
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.readings import read
 from rankscope.errors import TokensError
-from rankscope.metrics import Tokens, max_cosine_gap, metric, min_cosine, tokens_of, unit_of
-from rankscope.metrics.distances import largest_square_distance
-from rankscope.metrics.log_readings import FARTHEST
-from rankscope.metrics.residuals import NORMS
+from rankscope.metrics import (
+    FARTHEST,
+    NORMS,
+    Tokens,
+    largest_square_distance,
+    max_cosine_gap,
+    metric,
+    min_cosine,
+    tokens_of,
+    unit_of,
+)
 from rankscope.nets import Architecture, Layer, Linear, NormWeights, norm_of
 from rankscope.shapes import Float
 from rankscope.theory.facts import Centre, HalfFacts, PerSample, TokenSizes

@@ -32,8 +32,7 @@ from rankscope.deviation import (
 )
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.deviation.perturbation import PerturbedPlain
-from rankscope.nets import Block, PassSettings, Plain, Transformer, traverse
-from rankscope.nets.kernels import kernel_of
+from rankscope.nets import Block, PassSettings, Plain, Transformer, kernel_of, traverse
 from rankscope.theory.facts import Agreement, Facts, Passes, PerSample
 from rankscope.theory.theorem import SOFTMAX, Evaluation, Hypothesis, Theorem
 

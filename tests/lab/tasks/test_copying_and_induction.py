@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from rankscope.lab.tasks import UNLABELLED, Copying, Induction
+from rankscope.lab import UNLABELLED, Copying, Induction
 
 
 def test_what_is_copied_and_what_follows() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rankscope.errors import MissingExtraError
-from rankscope.lab.tasks import Digits
+from rankscope.lab import Digits
 
 
 def test_patches_are_squares_of_the_image() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from rankscope.lab.tasks import NextCharacter
+from rankscope.lab import NextCharacter
 
 
 def test_the_text_that_is_held_out_is_not_learnt_from() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.lab.tasks import UNLABELLED, Hull, Memorization, Sort
+from rankscope.lab import UNLABELLED, Hull, Memorization, Sort
 from rankscope.lab.tasks.sort_and_hull import ceiling, on_hull, prose
 from tests.raising import raises
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.lab.model import Model
-from rankscope.lab.tasks import (
+from rankscope.lab import (
     TASKS,
     UNLABELLED,
     Copying,
@@ -13,6 +12,7 @@ from rankscope.lab.tasks import (
     Hull,
     Induction,
     Memorization,
+    Model,
     NextCharacter,
     Sort,
     Task,

@@ -20,7 +20,7 @@ from rankscope.errors import WatchError
 from rankscope.live import row_statistics
 from rankscope.live.attention.head_outputs import is_rounding, scores_miss
 from rankscope.live.attention.transformers_interface import InterfaceCall, additive_mask
-from rankscope.sources.parity import lifted
+from rankscope.sources import lifted
 from tests.live.families import FAMILIES, SIZES, WIDTH, WORDS, seen
 from tests.raising import raises
 from tests.sources.test_parity import registered

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import polars as pl
 
 from rankscope.live.monitor import Alarm, AlarmRule
-from rankscope.trainings.training import TRAINING
+from rankscope.trainings import TRAINING
 
 LAYERS = 4
 Run = Callable[[str, int, int], float | None]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from rankscope import Monitor
 from rankscope.errors import TrainingWarning
-from rankscope.live.monitor import AlarmRule, default_rules
+from rankscope.live import default_rules
+from rankscope.live.monitor import AlarmRule
 from rankscope.live.monitor.alarm_rules import (
     AttentionSink,
     Collapse,

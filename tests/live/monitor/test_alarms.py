@@ -14,7 +14,8 @@ from torch import nn
 
 from rankscope import Monitor, read
 from rankscope.errors import MonitorError, TrainingWarning
-from rankscope.live.monitor import Alarm, default_rules
+from rankscope.live import default_rules
+from rankscope.live.monitor import Alarm
 from rankscope.live.monitor.alarm_rules import Collapse, EntropyCollapse, TokenSize
 from tests.live.monitor.made_up_runs import Run, healthy, heard, otherwise, rows
 from tests.raising import raises

@@ -15,7 +15,8 @@ from transformers import AlbertConfig, AlbertModel, GPT2Config, GPT2LMHeadModel
 
 from rankscope import Monitor, read
 from rankscope.errors import MonitorError
-from rankscope.live.monitor.block_jacobians import ALIGNMENT, FIRST, NORM, leading_vectors
+from rankscope.live import leading_vectors
+from rankscope.live.monitor.block_jacobians import ALIGNMENT, FIRST, NORM
 from tests.live.monitor.small import encoder, tokens
 from tests.live.monitor.training import gpt2, probed, train
 from tests.raising import raises

@@ -17,7 +17,7 @@ import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
 from rankscope.live.monitor.failures import UNMEASURED
-from rankscope.metrics.samples import distance_floor, rankme_floor
+from rankscope.metrics import distance_floor, rankme_floor
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.live.monitor.training import probe, probed, train
 from tests.metrics import sample_formulas

@@ -14,7 +14,8 @@ from torch import Tensor
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import FileError, MonitorError, TrainingWarning
-from rankscope.live.monitor import Alarm, Measurement, default_rules
+from rankscope.live import default_rules
+from rankscope.live.monitor import Alarm, Measurement
 from rankscope.live.monitor.alarm_rules import TokenSize
 from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.writers import JSONLines

@@ -13,12 +13,10 @@ import torch
 
 from rankscope import Architecture, Monitor, forecast
 from rankscope.errors import MonitorError, TrainingWarning
-from rankscope.forecasts import LEARNT, Forecast
-from rankscope.forecasts.plan import Plan
+from rankscope.forecasts import LEARNT, Forecast, Plan
 from rankscope.live.monitor.forecast_check import ForecastCheck
 from rankscope.runs import Manifest, read
-from rankscope.trainings import TrainingRun, read_training
-from rankscope.trainings.training import TRAINING
+from rankscope.trainings import TRAINING, TrainingRun, read_training
 from tests.live.monitor.small import encoder, tokens
 from tests.raising import raises
 

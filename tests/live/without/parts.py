@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.live import watch
-from rankscope.live.watch import Watch
+from rankscope.live import Watch, watch
 from tests.live.gpt import GPT, Block, words
 
 BLOCKS = "transformer.h.*"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Experts, Mask, Transformer
-from rankscope.remedies.catalogue import REMEDIES
+from rankscope.remedies import REMEDIES
 from tests.builders import normal
 
 Case = tuple[Transformer, Tensor]

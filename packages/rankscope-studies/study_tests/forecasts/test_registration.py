@@ -10,10 +10,8 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError, LabError
-from rankscope.forecasts import outcomes
-from rankscope.forecasts.plan import Plan
-from rankscope.lab import Initialisation
-from rankscope.lab.tasks import Copying
+from rankscope.forecasts import Plan, outcomes
+from rankscope.lab import Copying, Initialisation
 from rankscope_studies.forecasts.__main__ import main
 from rankscope_studies.forecasts.designs import draw_design
 from rankscope_studies.forecasts.registration import (

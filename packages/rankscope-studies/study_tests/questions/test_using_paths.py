@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from tests.lab.test_cuda_graph import CpuUse
+from tests.lab.test_steps import CpuUse
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 
 from rankscope.forecasts import STEPS, Plan, goes_onto
-from rankscope.lab import Initialisation, Recipe, Training
-from rankscope.lab.tasks import Task, task
+from rankscope.lab import Initialisation, Recipe, Task, Training, task
 from rankscope.nets import Architecture
 
 WIDTH, HEADS = 64, 4
