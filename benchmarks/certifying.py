@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.timing import Row, ratios
 from rankscope.deviation import propagate
-from rankscope.nets import Transformer
+from rankscope.nets import Transformer, active_heads
 from rankscope.sources import preset
 from rankscope.theory import MLPNorms, certify
 from rankscope.theory.weight_norms import HeadNorms
@@ -33,5 +33,6 @@ def rows(small: bool = False) -> list[Row]:
 
 def _norms(net: Transformer) -> list[tuple[HeadNorms, MLPNorms]]:
     """As the first call takes them."""
-    layers = enumerate(net.weights.layers)
-    return [(HeadNorms.of(net.arch, index, layer), MLPNorms.of(net.arch, layer)) for index, layer in layers]
+    arch, layers = net.arch, net.weights.layers
+    heads = [HeadNorms.of_layers(arch, active_heads(arch, index), [layer])[0] for index, layer in enumerate(layers)]
+    return list(zip(heads, [MLPNorms.of_layers(arch, [layer])[0] for layer in layers], strict=True))

@@ -11,7 +11,7 @@ none of the arithmetics. To add a remedy, write its file and add one line to the
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rankscope.remedies import REMEDY_FILES
+from rankscope.remedies.names import REMEDY_FILES
 
 if TYPE_CHECKING:
     from rankscope.remedies.base import Claim, NamedRemedy, Remedy, TheoryNote

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.plugins import Group
-from rankscope.remedies import REMEDY_FILES
+from rankscope.remedies.names import REMEDY_FILES
 from rankscope.remedies.base import NamedRemedy
 from rankscope.remedies.differential import HeadNorm
 
