@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import rankscope
-from rankscope.live.monitor.failures import UNMEASURED
+from rankscope.live.monitor.measurement import UNMEASURED
 from rankscope.live.monitor.weight_gradients import GROUPS
 from tests.live.monitor import distributed_worker
 from tests.live.monitor.distributed_worker import main

@@ -16,7 +16,7 @@ from rankscope import Monitor
 from rankscope.errors import FileError, MonitorError, TrainingWarning
 from rankscope.live.monitor import Alarm, Measurement, default_rules
 from rankscope.live.monitor.alarm_rules import TokenSize
-from rankscope.live.monitor.failures import UNMEASURED, Failures
+from rankscope.live.monitor.measurement import UNMEASURED, Failures
 from rankscope.live.writers import JSONLines
 from tests.full_disk import full_disk
 from tests.live.monitor import training
