@@ -86,9 +86,10 @@ def rows(run: Path) -> pl.DataFrame:
 
 
 def test_readings_of_ones_own_are_in_the_table_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    counter, told = Counter(), list[float]()
+    counter, told, options = Counter(), list[float](), dict[str, Any]()
     writers = [lambda measurement: told.extend(measurement.rows.filter(metric="counter count")["value"])]
-    model, options = encoder(), {"probe": tokens(99), "run": tmp_path / "run", "alarms": ()}
+    model = encoder()
+    options |= {"probe": tokens(99), "run": tmp_path / "run", "alarms": ()}
     with Monitor(model, "mu", 2, **options, instruments=[counter], writers=writers) as monitor:
         for _ in range(4):
             monitor.step()

@@ -35,9 +35,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rankscope.errors import MonitorError, require
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import candidates_in, exchanged, hidden_states_in, same
-from rankscope.live.hooks import Hooks
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.probe import BlockFollower
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
@@ -82,22 +82,12 @@ class BlockCall:
         return returned_states(self.block(*args, **kwargs), x, grid)
 
 
-class BlockCalls:
+class BlockCalls(BlockFollower):
     """Keeps the calls of blocks while the model runs."""
 
     def __init__(self, plan: WatchPlan) -> None:
-        self.plan, self.calls = plan, list[BlockCall]()
-        self._positions = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Inside, the blocks are hooked."""
-        blocks = list(dict.fromkeys(self.plan.blocks))
-        with Hooks(of_this_thread=True) as hooks:
-            for block in blocks:
-                hooks.attach(block, self._on_input, before=True, with_kwargs=True)
-                hooks.attach(block, self._on_output)
-            yield
+        super().__init__(plan)
+        self.calls: list[BlockCall] = []
 
     def _on_input(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
@@ -114,7 +104,7 @@ class BlockCalls:
         def kept(value: Any) -> Any:
             return TAKEN if value is hidden else None if type(value).__name__.endswith("Cache") else value
 
-        layer = max(last.layer + 1 if last is not None else 1, self._positions[id(block)])
+        layer = max(last.layer + 1 if last is not None else 1, self.first_layers[id(block)])
         named = {name: kept(value) for name, value in kwargs.items()}
         self.calls.append(BlockCall(layer, block, [*map(kept, args)], named, taken, taken))
 
@@ -232,11 +222,7 @@ class BlockJacobians(Instrument):
     name, subject, metrics, must_work = "jacobians", "Jacobians of blocks are", (NORM, ALIGNMENT), True
 
     def attach(self) -> None:
-        """Refuse a training without a probe, or blocks that cannot be called again.
-
-        Raises:
-            MonitorError: Jacobians of these blocks cannot be had.
-        """
+        """Refuse a training without a probe, or blocks that cannot be called again."""
         model, plans = self.monitor.wrapped, self.monitor.plans.values()
         came = f"those of {type(model).__name__} are sharded (FSDP, ZeRO-3): leave jacobians out"
         listed = any(has_listed_parts(plan.blocks) for plan in plans)

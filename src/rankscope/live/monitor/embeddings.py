@@ -64,6 +64,9 @@ class ProbeEmbeddings(Instrument):
         self._failure: Exception | None = None  # of the function, when it was called last
         self._dtype = torch.float64  # the coarsest that embeddings were computed in
 
+    def __repr__(self) -> str:
+        return f"{self.name} by {'a function' if self.function else 'mean'}"
+
     def attach(self) -> None:
         """Listen to the probe."""
         expected = "embeddings must be 'mean', or a function of what the model returns for the probe"

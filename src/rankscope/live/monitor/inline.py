@@ -396,29 +396,23 @@ class TrainingBatches(Instrument):
     name, subject, must_work = "batches", "training batches are", True
 
     def attach(self) -> None:
-        """Attach hooks; graphs of earlier calls of a compiled model have none, and are dropped.
-
-        Raises:
-            MonitorError: Training batches of a compiled model cannot show what is asked for.
-        """
-        if is_compiled(submodules(self.monitor.wrapped)):
-            self._refuse_compiled()
-            torch.compiler.reset()
+        """Attach hooks, or refuse a compiled model whose batches cannot show what is asked for."""
+        compiled, what = is_compiled(submodules(self.monitor.wrapped)), type(self.monitor.wrapped).__name__
+        shows = f"of training batches a compiled {what} shows"
         self.stacks: dict[str, OperatorMeasurement | WatchMeasurement] = {}
         for stack, plan in self.monitor.plans.items():
             plan.training_only = True
-            by_watch = any(metric.of != "tokens" for metric in plan.metrics) or has_listed_parts(plan.blocks)
-            self.stacks[stack] = (WatchMeasurement if by_watch else OperatorMeasurement)(self.monitor.model, plan)
-        self.metrics = (GRADIENT_METRIC,) * any(part.has_gradients for part in self.stacks.values())
-
-    def _refuse_compiled(self) -> None:
-        """Raise if training batches of a compiled model cannot show what was asked for."""
-        shows = f"of training batches a compiled {type(self.monitor.wrapped).__name__} shows"
-        for plan in self.monitor.plans.values():
             metric = next((metric.name for metric in plan.metrics if metric.of != "tokens"), None)
-            require(metric is None, f"{shows} its tokens alone, not {metric}: give a probe", MonitorError, "metrics")
-            sentence = f"{shows} blocks that are called, not lists of parts: give a probe"
-            require(not has_listed_parts(plan.blocks), sentence, MonitorError, "blocks")
+            alone = f"{shows} its tokens alone, not {metric}: give a probe"
+            require(not (compiled and metric), alone, MonitorError, "metrics")
+            listed = has_listed_parts(plan.blocks)
+            called = f"{shows} blocks that are called, not lists of parts: give a probe"
+            require(not (compiled and listed), called, MonitorError, "blocks")
+            kind = OperatorMeasurement if metric is None and not listed else WatchMeasurement
+            self.stacks[stack] = kind(self.monitor.model, plan)
+        if compiled:
+            torch.compiler.reset()  # graphs of earlier calls have no hooks
+        self.metrics = (GRADIENT_METRIC,) * any(part.has_gradients for part in self.stacks.values())
 
     @property
     def recording(self) -> bool:  # type: ignore[override]

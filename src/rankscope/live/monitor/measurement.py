@@ -144,7 +144,7 @@ class Failures:
         self.sentences: dict[str, str] = {}  # by fault, what fails now
         self.alarms: list[Alarm] = []  # raised since `take`
         self._current_step = current_step
-        self._good_steps: dict[str, int] = {}  # by fault, the last step without it
+        self._good_steps: dict[str, int] = {}  # by fault, the last step without it, or else the first with it
 
     @contextmanager
     def contained(self, fault: str, from_start: bool = False) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Failures:
             if not (self.measured or from_start):
                 raise
             step = self._current_step()
-            since = self._good_steps.get(fault, step)
+            since = self._good_steps.setdefault(fault, step)
             why = f"{type(error).__name__}: {first_line(error)}"
             sentence = f"Step {step}: {fault} since step {since}: {why}. The training goes on."
             known = fault in self.sentences

@@ -181,7 +181,7 @@ class Monitor:
         rules = [*RuleSet(alarms).rules, *(part for part in asked if isinstance(part, AlarmSource))]
         self.rules = RuleSet(rules, [name for name in self.plans if name])
         options = {"metrics": [metric.name for metric in plans[0].metrics], "every": self.every}
-        options |= {"alarms": self.rules.names, "instruments": [part.name for part in asked]}
+        options |= {"alarms": self.rules.names, "instruments": [repr(part) for part in asked]}
         distributed.require_agreement("metrics and steps", options)
         for part in (*asked, self.rules):
             with self._contained(part, "measured"), distributed.failing_together():
@@ -361,7 +361,8 @@ class Monitor:
 
     def _with_state(self) -> list[Instrument]:
         """The instruments with a state of their own: that of an alarm rule is among those of the rules."""
-        return [part for part in self.instruments if _defines(part, "state_dict") and part not in self.rules.rules]
+        rules: list[Any] = [*self.rules.rules]
+        return [part for part in self.instruments if _defines(part, "state_dict") and part not in rules]
 
     def _contained(self, part: Instrument, verb: str) -> AbstractContextManager[None]:
         """Inside, an instrument may fail: that it is not measured, or what else the verb says, is an alarm."""

@@ -59,28 +59,37 @@ def join_gradients(values: MetricValues, together: TensorParallel | None) -> Non
         values.parts[key] = [(norm.to(x.device), torch.zeros_like(x)) for norm, x in zip(norms, part, strict=True)]
 
 
-class TokenGradients:
-    """Notes the place of each layer's tokens in the graph while the model is called, and differentiates."""
+class BlockFollower:
+    """Follows the calls of a stack's blocks in this thread: `_on_input` and `_on_output` are their hooks."""
+
+    _on_input: Callable[..., None]
+    _on_output: Callable[..., None]
 
     def __init__(self, plan: WatchPlan) -> None:
         self.plan = plan
         self.first_layers = {id(block): layer for layer, block in reversed(list(enumerate(plan.blocks, 1)))}
-        self.blocks = list(dict.fromkeys(plan.blocks))
-        self.layer = 0
-        self.shape: torch.Size | None = None
-        # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
-        self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Inside, the blocks are hooked."""
-        if has_listed_parts(self.blocks):
+        if has_listed_parts(self.plan.blocks):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
         with Hooks(of_this_thread=True) as hooks:
-            for block in self.blocks:
+            for block in dict.fromkeys(self.plan.blocks):
                 hooks.attach(block, self._on_input, before=True, with_kwargs=True)
                 hooks.attach(block, self._on_output)
             yield
+
+
+class TokenGradients(BlockFollower):
+    """Notes the place of each layer's tokens in the graph while the model is called, and differentiates."""
+
+    def __init__(self, plan: WatchPlan) -> None:
+        super().__init__(plan)
+        self.layer = 0
+        self.shape: torch.Size | None = None
+        # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
+        self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
 
     def known_edges(self) -> dict[int, GradientEdge]:
         """The edges of every layer that is measured and whose tokens are known: its block returned one tensor of their
@@ -289,9 +298,10 @@ def beside_plugins(plans: Sequence[WatchPlan], read: Callable[[], T]) -> T:
             for plan, way in zip(plans, ways, strict=True):
                 plan.attention = way
             raise error from None
+        cause = error.__cause__ or error
         for name in strangers:
-            OBSERVERS.group.failed(name, error)
-        why = f"{type(error).__name__}: {first_line(error)}"
+            OBSERVERS.group.failed(name, cause)
+        why = f"{type(cause).__name__}: {first_line(cause)}"
         plans[0].remarks[f"attention is not seen by {', '.join(strangers)}, of a plugin: {why}"] = None
         return reading
 

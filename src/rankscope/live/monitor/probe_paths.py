@@ -55,17 +55,13 @@ class ProbePaths(Instrument):
         self.certificates: pl.DataFrame | None = None  # of the last measurement, if it was due
 
     def attach(self) -> None:
-        """Copy the model once, to see that it can be copied.
-
-        Raises:
-            MonitorError: There is no probe, or `load` cannot take the model over.
-        """
+        """Copy the model once; refuse one that cannot be copied, or a training without a probe."""
         self.monitor.require_one_stack("paths_every")
         self.every = self.monitor.every if self.every is None else self.every
         if type(self.every) is not int or self.every < 1 or self.every % self.monitor.every:
             sentence = f"paths_every must be a multiple of every={self.monitor.every}; got {self.every!r}"
             raise MonitorError(sentence, subject="paths_every")
-        distributed.require_agreement("metrics and steps", {"paths_every": self.every})
+        distributed.require_agreement("metrics and steps", self.every)
         if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
         if distributed.is_sharded(model := self.monitor.wrapped):

@@ -68,12 +68,9 @@ class WeightSpectra(Instrument):
         for (block_number, group), parts in self.groups[plan.name].items():
             named = [(vectors, f"{block_number} {group} {k}", part, group) for k, part in enumerate(parts)]
             norms, ranks = zip(*itertools.starmap(_measured, named), strict=True)
-            for kind, value in (
-                ("spectral_norm", torch.stack(norms).amax()),
-                ("stable_rank", torch.stack(ranks).amin()),
-            ):
-                layer = first_layer(block_number, plan.called)
-                values.add(layer, f"{kind}_{group}", counted_once(value, self.monitor.stage.counts))
+            layer, counts = first_layer(block_number, plan.called), self.monitor.stage.counts
+            values.add(layer, f"spectral_norm_{group}", counted_once(torch.stack(norms).amax(), counts))
+            values.add(layer, f"stable_rank_{group}", counted_once(torch.stack(ranks).amin(), counts))
         return values
 
     def state_dict(self) -> dict[str, list[dict[str, Tensor]]]:
