@@ -54,26 +54,16 @@ Product = Callable[[Float[Tensor, "sample entry"]], Float[Tensor, "sample entry"
 
 @dataclass
 class BlockCall:
-    """One call of a block with the probe.
+    """One call of a block with the probe. Among its arguments `TAKEN` stands for the hidden states, and a cache of keys
+    is left out: when the call is made again, it has the keys of this one."""
 
-    Args:
-        layer: The layer that the block gives.
-        block: The block.
-        args: What it was called with; `TAKEN` stands for the hidden states. A cache of keys is left out: when the call
-            is made again, it has the keys of this one.
-        kwargs: What it was called with by name, likewise.
-        taken: The hidden states that it took, as they were before the call.
-        given: The hidden states that it returned.
-        linked: True if these are what the next block took.
-    """
-
-    layer: int
+    layer: int  # that the block gives
     block: nn.Module
     args: list[Any]
     kwargs: dict[str, Any]
-    taken: Tensor
-    given: Tensor
-    linked: bool = False
+    taken: Tensor  # the hidden states that it took, as they were before the call
+    given: Tensor  # the hidden states that it returned
+    linked: bool = False  # True if these are what the next block took
 
     def again(self, x: Tensor, grid: bool) -> Tensor:
         """What the block returns for other hidden states."""
@@ -152,20 +142,14 @@ def all_differentiable_twice(y: Tensor) -> Iterator[None]:
 
 
 class LeadingVectors(NamedTuple):
-    """The largest singular value of a matrix for each sample, and its vectors, of length one.
+    """The largest singular value of a matrix for each sample, and its vectors, of length one: `J v = norm u`."""
 
-    Args:
-        norm: The singular value, `[sample]`, from below; NaN if products were not finite.
-        left, right: u and v, `[sample, entry]`, with `J v = norm u`.
-        error: The sine of the angle to the true vectors, at most, as far as the space shows; 1 if nothing is known.
-        space: The best vectors of the space, v first: where another search begins.
-    """
-
-    norm: Float[Tensor, " sample"]
-    left: Float[Tensor, "sample entry"]
-    right: Float[Tensor, "sample entry"]
+    norm: Float[Tensor, " sample"]  # the singular value, from below; NaN if products were not finite
+    left: Float[Tensor, "sample entry"]  # u
+    right: Float[Tensor, "sample entry"]  # v
     error: Float[Tensor, " sample"]
-    space: Float[Tensor, "vector sample entry"]
+    """The sine of the angle to the true vectors, at most, as far as the space shows; 1 if nothing is known."""
+    space: Float[Tensor, "vector sample entry"]  # its best vectors, v first: where another search begins
 
 
 def leading_vectors(

@@ -68,7 +68,7 @@ class ProbeEmbeddings(Instrument):
         return f"{self.name} by {'a function' if self.function else 'mean'}"
 
     def attach(self) -> None:
-        """Listen to the probe."""
+        """Begin to listen to the calls of the probe."""
         expected = "embeddings must be 'mean', or a function of what the model returns for the probe"
         if self.monitor.probe is None:
             raise MonitorError(f"{expected}; there is no probe: give probe=", subject="embeddings")

@@ -101,4 +101,4 @@ class Instrument:
         """Go on from what `state_dict` gave; of a checkpoint without the instrument it is empty."""
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks, when the monitor is closed."""

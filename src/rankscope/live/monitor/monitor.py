@@ -125,7 +125,7 @@ class Monitor:
         first_block: int = 0,
     ) -> None:  # fmt: skip
         _check_arguments(model, every, instruments, run, writers, step, first_block)
-        switched = switched_instruments(probe, loss, embeddings, optimizer, spectra, jacobians, paths_every, forecast)
+        switched = _switched_instruments(probe, loss, embeddings, optimizer, spectra, jacobians, paths_every, forecast)
         asked = _in_order([*switched, *map(_instrument, instruments)])
         self._number, self._resumed = processes.next_number("Monitor"), 0
         processes.require_all_ranks("Monitor(...)", str(self._number))
@@ -497,7 +497,7 @@ class Monitor:
         return run_writer
 
 
-def switched_instruments(
+def _switched_instruments(
     probe: object, loss: LossFunction | None, embeddings: EmbeddingsLike | None, optimizer: Any, spectra: bool,
     jacobians: bool, paths_every: int | None, forecast: TrainingForecast | None,
 ) -> list[Instrument]:  # fmt: skip
