@@ -23,13 +23,10 @@ makes those that its switches ask for, each in a file of its own:
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankscope.live.monitor.running_sums import MetricValues, joined_stacks
 from rankscope.live.plan import WatchPlan
-
-if TYPE_CHECKING:
-    from rankscope.live.monitor.monitor import Monitor
 
 
 class Instrument:
@@ -44,8 +41,8 @@ class Instrument:
     ...         return values
     """
 
-    monitor: "Monitor"
-    """Set before `attach`: it has the `model`, its `plans` (of each stack, by name: its `blocks`, and whether it
+    monitor: Any
+    """The `Monitor`, set before `attach`: it has the `model`, the `plans` of its stacks of blocks by name (`blocks`,
     `measures(layer)`), the `probe`, `every` and `steps`."""
     name: str  # what it is called, also in `Monitor(instruments=[...])` where a package declares it
     metrics: Sequence[str] = ()  # the names of what it reads, as far as alarm rules ask for them

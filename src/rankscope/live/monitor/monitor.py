@@ -104,7 +104,7 @@ class Monitor:
         WatchError: The blocks of the model are not found.
         FileError: Another process writes to the run folder.
 
-    >>> import tempfile, rankscope
+    >>> import tempfile, torch, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     >>> with Monitor(model, "relative_mu", every=2, probe=torch.randn(2, 5, 8), run=tempfile.mkdtemp()) as m:
