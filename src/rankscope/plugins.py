@@ -33,6 +33,7 @@ SHIPPED = {
     "families": "rankscope.sources.families:SHIPPED",
     "observers": "rankscope.live.attention:SHIPPED",
     "alarms": "rankscope.live.monitor.alarm_rules:SHIPPED",
+    "instruments": "rankscope.live.monitor.monitor:SHIPPED",
     "results": "rankscope.results.kinds:SHIPPED",
     "chapters": "rankscope.report.sections:SHIPPED",
     "jobs": "rankscope.engine.jobs:SHIPPED",

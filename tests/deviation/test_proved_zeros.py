@@ -1,5 +1,6 @@
 """What is zero because it left float64's range is marked; what is zero because it must be is not."""
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath as mp
@@ -59,7 +60,7 @@ def test_a_token_below_the_range_matters_where_eps_of_the_norm_leaves_something_
     """Rounded to zero beside tokens of 1e130 it may be of 1e-140 times their size: a norm with an eps of 1e-5 makes
     3e-8 of 1e-10. Beside tokens of 1e100 that is 3e-38, nothing. An MLP with biases hides the zero from later looks."""
     net, X = sharp_beside_zero(9000.0, norm_place="post")
-    arch = Architecture(**{**vars(net.arch), "norm_eps": 1e-5, "mlp": "plain", "mlp_width": 4, "mlp_skip": 0.0})
+    arch = replace(net.arch, norm_eps=1e-5, mlp="plain", mlp_width=4, mlp_skip=0.0)
     tensors = awake(arch, 3, size=0.3).state() | {n: x for n, x in net.state().items() if ".attention." in n}
     for name in ("query", "key"):  # scores are the same at any size
         tensors[f"layers.0.attention.{name}.weight"] = tensors[f"layers.0.attention.{name}.weight"] / size

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.test_steps import CpuUse
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +17,7 @@ from rankscope.nets import Architecture, Dropout, Transformer
 from rankscope.paths import decompose
 from rankscope_studies.path_model import EPS, PathModel
 from tests.builders import awake
+from tests.lab.test_steps import CpuUse
 
 ATTENTION = {"mlp": "none", "norm": "layer", "norm_place": "post", "biases": ("query", "key")}
 WHOLE = {"norm_place": "pre", "final_norm": True, "mask": "causal", "positions": "absolute", "length": 8}

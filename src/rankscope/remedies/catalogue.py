@@ -7,9 +7,9 @@ from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.plugins import Group
-from rankscope.remedies.names import REMEDY_FILES
 from rankscope.remedies.base import NamedRemedy
 from rankscope.remedies.differential import HeadNorm
+from rankscope.remedies.names import REMEDY_FILES
 
 
 def _class_of(name: str) -> type[NamedRemedy]:

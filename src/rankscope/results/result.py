@@ -266,11 +266,11 @@ class Result(ABC):
     @classmethod
     def _of_file(cls, path: Path) -> Self:
         if not path.is_file():
-            raise FileError(f"{path} must be a Parquet file of {cls.words()}; there is none", subject=str(path))
+            raise FileError(f"a Parquet file must hold {cls.words()}; there is none at {path}", subject=str(path))
         name, *others = [name for name in cls.schemas if name not in cls.optional]
         if others:
             sentence = f"{path} must be a run folder, with all tables of {cls.words()}; it is one file"
-            raise FileError(sentence, subject=name)
+            raise FileError(sentence, subject=str(path))
         table, manifest = read_parquet(path, f" written by {cls.__name__}.save")
         return cls.made_of({name: cls._fitted(name, table, manifest, path)}, manifest or Manifest(), {})
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import rankscope
-from rankscope.live.monitor.failures import UNMEASURED
+from rankscope.live.monitor.measurement import UNMEASURED
 from rankscope.live.monitor.weight_gradients import GROUPS
 from tests.live.monitor import distributed_worker
 from tests.live.monitor.distributed_worker import main
@@ -72,15 +72,15 @@ def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
     assert all("MonitorError about metrics and steps\n" in printed for printed in runs[1])
     assert not (runs[0] / "2" / "disagree").exists()
     silent = rankscope.read(runs[0] / "2" / "silent")  # one rank gives no loss: after the first measurement, an alarm
-    assert silent.table("training")["step"].unique().sort().to_list() == [0, 2, 4]  # of all else that was read
-    assert not len(silent.table("training").filter(metric="loss"))
-    assert [(row["rule"], row["since"]) for row in silent.table("alarms").to_dicts()] == [(UNMEASURED, 0)]
+    assert silent.tables["training"]["step"].unique().sort().to_list() == [0, 2, 4]  # of all else that was read
+    assert not len(silent.tables["training"].filter(metric="loss"))
+    assert [(row["rule"], row["since"]) for row in silent.tables["alarms"].to_dicts()] == [(UNMEASURED, 0)]
 
 
 def test_a_rank_that_steps_alone_is_told_and_the_training_ends(runs: tuple[Path, list[str]]) -> None:
     run = rankscope.read(runs[0] / "2" / "alone")
-    assert run.table("training")["step"].unique().to_list() == [0]  # where all ranks were
-    assert [(row["rule"], row["since"]) for row in run.table("alarms").to_dicts()] == [(UNMEASURED, 0)]
+    assert run.tables["training"]["step"].unique().to_list() == [0]  # where all ranks were
+    assert [(row["rule"], row["since"]) for row in run.tables["alarms"].to_dicts()] == [(UNMEASURED, 0)]
     assert ["MonitorError about ranks\n" in printed for printed in runs[1]] == [True, False]
 
 
@@ -89,10 +89,10 @@ def test_paths_are_of_the_samples_of_all_ranks(tmp_path: Path) -> None:
     main(0, 1, tmp_path / "1", ["paths"])
     together(distributed_worker, 2, tmp_path / "2", "paths")
     one, two = (rankscope.read(tmp_path / folder / "paths") for folder in ("1", "2"))
-    rows = [run.table("training").filter(pl.col("metric").str.starts_with("paths")) for run in (one, two)]
+    rows = [run.tables["training"].filter(pl.col("metric").str.starts_with("paths")) for run in (one, two)]
     assert rows[0]["samples"].to_list() == rows[1]["samples"].to_list() == [4, 4, 4]
     assert ((rows[0]["value"] - rows[1]["value"]).abs() < 1e-9).all()
-    proved = [run.table("training_certificates").select("theorem", "met_to", "says_at") for run in (one, two)]
+    proved = [run.tables["training_certificates"].select("theorem", "met_to", "says_at") for run in (one, two)]
     assert proved[0].equals(proved[1])
 
 

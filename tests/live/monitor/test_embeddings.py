@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
-from rankscope.live.monitor.failures import UNMEASURED
+from rankscope.live.monitor.measurement import UNMEASURED
 from rankscope.metrics import distance_floor, rankme_floor
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.live.monitor.training import probe, probed, train

@@ -17,7 +17,7 @@ from rankscope.errors import FileError, MonitorError, TrainingWarning
 from rankscope.live import default_rules
 from rankscope.live.monitor import Alarm, Measurement
 from rankscope.live.monitor.alarm_rules import TokenSize
-from rankscope.live.monitor.failures import UNMEASURED, Failures
+from rankscope.live.monitor.measurement import UNMEASURED, Failures
 from rankscope.live.writers import JSONLines
 from tests.full_disk import full_disk
 from tests.live.monitor import training

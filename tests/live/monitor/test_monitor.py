@@ -259,11 +259,11 @@ def test_a_run_of_another_network_or_probe_is_not_continued(
 
 def test_a_probe_is_the_same_in_whatever_order_ranks_have_its_samples() -> None:
     X = tokens(99)
-    assert Probe.of(X).description == Probe.of(X.flip(0)).description != Probe.of(2 * X).description
-    whole = Probe.of({"x": X, "labels": torch.arange(4)}).description
-    assert whole == Probe.of({"x": X.flip(0), "labels": torch.arange(4).flip(0)}).description
-    assert whole != Probe.of({"x": X, "labels": torch.arange(1, 5)}).description
-    assert Probe.of((X, torch.tensor(2.0))).description != Probe.of((X, torch.tensor(3.0))).description
+    assert Probe(X).description == Probe(X.flip(0)).description != Probe(2 * X).description
+    whole = Probe({"x": X, "labels": torch.arange(4)}).description
+    assert whole == Probe({"x": X.flip(0), "labels": torch.arange(4).flip(0)}).description
+    assert whole != Probe({"x": X, "labels": torch.arange(1, 5)}).description
+    assert Probe((X, torch.tensor(2.0))).description != Probe((X, torch.tensor(3.0))).description
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -12,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import rankscope
 from rankscope import Monitor, certify, decompose, load
 from rankscope.errors import MonitorError
-from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
 from tests.live.monitor.small import encoder, tokens
 from tests.live.monitor.training import TOKENS, batch, gpt2, train
@@ -106,11 +105,18 @@ def test_going_back_takes_certificates_away(tmp_path: Path) -> None:
     assert steps == [0, 1] == shares(tmp_path)["step"].unique().sort().to_list()
 
 
-def test_of_a_large_probe_the_first_samples_are_read() -> None:
+def reading(probe: dict[str, Any], budget: float, run: Path) -> ProbePaths:
+    """Paths that a monitor has read once."""
+    paths = ProbePaths(budget=budget)
+    Monitor(gpt2(), "mu", 1, probe, instruments=[paths], run=run, alarms=()).close()
+    return paths
+
+
+def test_of_a_large_probe_the_first_samples_are_read(tmp_path: Path) -> None:
     sample = 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12)
-    paths = ProbePaths(gpt2(), Probe.of(padded()), every=1, paths_every=1, budget=2.5 * sample)
+    paths = reading(padded(), 2.5 * sample, tmp_path)
     assert "paths and certificates are of the first 2 of the probe's 3 samples" in paths.notes[0]
-    values, _ = paths.measure(0)
+    values = paths.read(0)
     assert values.sums()[:, 0].tolist() == [2, 2, 2]
 
 
@@ -154,13 +160,13 @@ def test_what_cannot_be_taken_over_is_said_at_once(
     assert len(str(raised.value).splitlines()) == 1 and not (tmp_path / "run").exists()
 
 
-def test_arguments_that_have_no_entry_for_each_sample_stay_whole() -> None:
+def test_arguments_that_have_no_entry_for_each_sample_stay_whole(tmp_path: Path) -> None:
     """One row of positions stands for all samples, and a switch has no length."""
     sample = 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12)
     given: dict[str, Any] = {"input_ids": batch(5, 3), "position_ids": torch.arange(TOKENS), "use_cache": False}
-    paths = ProbePaths(gpt2(), Probe.of(given), every=1, paths_every=1, budget=2.5 * sample)
+    paths = reading(given, 2.5 * sample, tmp_path)
     kept = paths.batch
     assert torch.equal(kept["input_ids"], given["input_ids"][:2]) and kept["use_cache"] is False
     assert torch.equal(kept["position_ids"], torch.arange(TOKENS))
-    values, _ = paths.measure(0)
+    values = paths.read(0)
     assert values.sums()[:, 0].tolist() == [2, 2, 2]

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,15 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Matrices]]] = {
 }
 
 
+def of_block(block: nn.Module) -> Any:
+    """Spectra of the weights of one block, which stands in no model."""
+    spectra: Any = WeightSpectra()
+    plan = SimpleNamespace(name="", blocks=[block], called={})
+    spectra.monitor = SimpleNamespace(plans={"": plan}, stage=SimpleNamespace(counts=True))
+    spectra.attach()
+    return spectra
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_spectra_are_those_of_the_weights_that_are_applied(case: str, autocast: bool) -> None:
@@ -196,9 +206,9 @@ def test_spectra_are_those_of_the_weights_that_are_applied(case: str, autocast: 
     before = {name: each.clone() for name, each in block.state_dict().items()}
     modes = [part.training for part in block.modules()]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        spectra = WeightSpectra([block])
+        spectra = of_block(block)
         for _ in range(2):
-            values = spectra.values()
+            values = spectra.read(0)
     found = {key.metric: row for key, row in zip(values.keys(), values.sums(), strict=True)}
     assert found.keys() == {f"{kind}_{group}" for kind in ("spectral_norm", "stable_rank") for group in expected}
     for group, weights in expected.items():
@@ -219,8 +229,8 @@ def test_weights_that_cannot_be_told_are_left_out_and_said() -> None:
     layer = plain()
     torch.nn.utils.weight_norm(layer.linear1)
     layer.linear2 = nn.Conv1d(32, WIDTH, 3)  # type: ignore[assignment]
-    spectra = WeightSpectra([layer])
-    assert "spectral_norm_mlp" not in spectra.names
+    spectra = of_block(layer)
+    assert "spectral_norm_mlp" not in spectra.metrics
     assert all(name in spectra.notes[0] for name in ("linear1.weight_g", "linear1.weight_v", "linear2.weight"))
 
 
@@ -293,7 +303,7 @@ def test_a_zero_weight_has_rank_zero_and_stacks_give_their_extremes() -> None:
     with torch.no_grad():
         layer.linear1.weight.zero_()
         layer.linear2.weight.copy_(torch.eye(8, 16))
-    found = WeightSpectra([layer]).values()
+    found = of_block(layer).read(0)
     numbers = {key.metric: float(value) for key, value in zip(found.keys(), found.sums()[:, 1], strict=True)}
     assert numbers["spectral_norm_mlp"] == pytest.approx(1.0) and numbers["stable_rank_mlp"] == 0.0
 

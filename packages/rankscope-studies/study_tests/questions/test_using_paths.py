@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from tests.lab.test_steps import CpuUse
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,6 +39,7 @@ from rankscope_studies.questions.path_uses import (
 from rankscope_studies.questions.using_paths import FULL, MEASURES, QUESTION, QUICK
 from rankscope_studies.study import Setup
 from tests.builders import awake
+from tests.lab.test_steps import CpuUse
 
 TINY = UseSizes(
     ("sort",), layers=2, first_seed=0, seeds=2, widths=(6,), heads=(2,), steps=(2,), batches=(4,), rates=(1e-3,),

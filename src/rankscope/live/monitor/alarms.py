@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import polars as pl
 
 from rankscope.errors import MonitorError, TrainingWarning, one_of
+from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.measurement import Alarm
 from rankscope.trainings import in_stack
 
@@ -243,9 +244,12 @@ class MeasurementRows:
         return [row for row in self.by_metric.get(metric, []) if row["layer"] is not None]
 
 
-class RuleSet:
-    """The rules of a monitor, in order. Every rank gives them the same rows, so all raise the same alarms. Where
-    there are several `stacks`, each `AlarmRule` looks at one after the other; other sources are given all rows."""
+class RuleSet(Instrument):
+    """The rules of a monitor, in order: an instrument that looks at what the others have read. Every rank gives them
+    the same rows, so all raise the same alarms. Where there are several `stacks`, each `AlarmRule` looks at one after
+    the other; other sources are given all rows."""
+
+    name, subject, must_work = "alarms", "alarm rules are", True
 
     def __init__(self, rules: Sequence[AlarmSource], stacks: Sequence[str] = ()) -> None:
         for rule in rules if isinstance(rules, Sequence) else [rules]:
@@ -257,18 +261,19 @@ class RuleSet:
         ]
         self._initial_state = self.state_dict()
 
+    def attach(self) -> None:
+        """Note the rules none of whose metrics is measured."""
+        measured = {metric.name for metric in next(iter(self.monitor.plans.values())).metrics}
+        measured.update(*(part.metrics for part in self.monitor.instruments))
+        for name, rule in zip(self.names, self.rules, strict=True):
+            if (needed := getattr(rule, "metrics", ())) and not {*needed} & measured:
+                lacks = f"{' or '.join(needed)}, which is not measured: it raises nothing"
+                self.remarks.append(f"the rule {name!r} needs {lacks}")
+
     @property
     def names(self) -> list[str]:
         """The name of each rule; its class's if it has none."""
         return [str(getattr(rule, "name", type(rule).__name__)) for rule in self.rules]
-
-    def notes(self, metrics: Sequence[str]) -> list[str]:
-        """A sentence for each rule none of whose metrics is measured."""
-        return [
-            f"the rule {name!r} needs {' or '.join(needed)}, which is not measured: it raises nothing"
-            for name, rule in zip(self.names, self.rules, strict=True)
-            if (needed := getattr(rule, "metrics", ())) and not {*needed} & {*metrics}
-        ]
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> tuple[Alarm, ...]:
         """The alarms that all rules raise at this measurement."""
@@ -282,10 +287,11 @@ class RuleSet:
                     stack_rule.tokens = tokens.get(stack)
 
     @property
-    def over(self) -> list[str]:
-        """Sentences on alarms whose faults have gone."""
+    def notes(self) -> list[str]:
+        """Sentences on rules that raise nothing, and on alarms whose faults have gone."""
         rules = [part for rule in self.rules for part in getattr(rule, "by_stack", {"": rule}).values()]
-        return [sentence for rule in rules if isinstance(rule, AlarmRule) for sentence in rule.over.values()]
+        over = [sentence for rule in rules if isinstance(rule, AlarmRule) for sentence in rule.over.values()]
+        return self.remarks + over
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
         """Call the function of each alarm whose rule has one, warn of the others, and return whether to stop training.
@@ -304,19 +310,18 @@ class RuleSet:
                 warnings.warn(alarm.sentence, TrainingWarning, stacklevel=4)
         return any(alarm.action == "stop" for alarm in alarms)
 
-    def replay(self, table: pl.DataFrame) -> None:
-        """Bring all rules to the state they had after the measurements of a table; no alarm acts again."""
-        self.load_state_dict(self._initial_state)
-        for rows in table.partition_by("step", maintain_order=True):
-            self.on_measurement(rows, int(rows["step"][0]))
-
     def state_dict(self) -> dict[str, Any]:
         """The names of the rules, and the memory of those that have a `state_dict`."""
         states = [rule.state_dict() if hasattr(rule, "state_dict") else None for rule in self.rules]
         return {"rules": self.names, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory of each rule that has one."""
-        for rule, memory in zip(self.rules, state["states"], strict=True):
+        """Restore the memory of each rule that has one. Without a state of these rules, they are as they were after the
+        measurements that the run folder has; no alarm acts again."""
+        known = bool(state) and list(state["rules"]) == self.names
+        for rule, memory in zip(self.rules, (state if known else self._initial_state)["states"], strict=True):
             if memory is not None and hasattr(rule, "load_state_dict"):
                 rule.load_state_dict(memory)
+        if not known:
+            for rows in self.monitor.measured_rows().partition_by("step", maintain_order=True):
+                self.on_measurement(rows, int(rows["step"][0]))

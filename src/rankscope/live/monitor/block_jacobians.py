@@ -9,7 +9,7 @@ left out. With its largest singular value s and the vectors of that, `J_l v_l = 
 (Ren et al. 2026, Definition 3.2). Two neighbouring blocks together stretch by at least the product of their norms and
 their alignment, `||J_{l+1} J_l||_2 >= |u_{l+1}^T J_{l+1} J_l v_l|`: where alignments rise, gradients grow with depth.
 
-`Monitor` calls `measure` after the probe was measured. The model is called with the probe once more, hooks keep what
+After the probe was measured, the model is called with the probe once more, hooks keep what
 each block takes and gives (`BlockCalls`), and then one block after the other runs again by itself. No Jacobian is
 formed: with the graph of a block, `J^T u` is a backward pass, and since that is linear in u, `J v` is its derivative.
 `leading_vectors` searches the largest singular value in a space that begins with the `KEPT` best vectors of the last
@@ -32,12 +32,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, require
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import candidates_in, exchanged, hidden_states_in, same
-from rankscope.live.hooks import Hooks
 from rankscope.live.monitor import distributed
-from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.probe import BlockFollower
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
@@ -54,26 +54,16 @@ Product = Callable[[Float[Tensor, "sample entry"]], Float[Tensor, "sample entry"
 
 @dataclass
 class BlockCall:
-    """One call of a block with the probe.
+    """One call of a block with the probe. Among its arguments `TAKEN` stands for the hidden states, and a cache of keys
+    is left out: when the call is made again, it has the keys of this one."""
 
-    Args:
-        layer: The layer that the block gives.
-        block: The block.
-        args: What it was called with; `TAKEN` stands for the hidden states. A cache of keys is left out: when the call
-            is made again, it has the keys of this one.
-        kwargs: What it was called with by name, likewise.
-        taken: The hidden states that it took, as they were before the call.
-        given: The hidden states that it returned.
-        linked: True if these are what the next block took.
-    """
-
-    layer: int
+    layer: int  # that the block gives
     block: nn.Module
     args: list[Any]
     kwargs: dict[str, Any]
-    taken: Tensor
-    given: Tensor
-    linked: bool = False
+    taken: Tensor  # the hidden states that it took, as they were before the call
+    given: Tensor  # the hidden states that it returned
+    linked: bool = False  # True if these are what the next block took
 
     def again(self, x: Tensor, grid: bool) -> Tensor:
         """What the block returns for other hidden states."""
@@ -82,22 +72,12 @@ class BlockCall:
         return returned_states(self.block(*args, **kwargs), x, grid)
 
 
-class BlockCalls:
+class BlockCalls(BlockFollower):
     """Keeps the calls of blocks while the model runs."""
 
     def __init__(self, plan: WatchPlan) -> None:
-        self.plan, self.calls = plan, list[BlockCall]()
-        self._positions = {id(block): k for k, block in reversed(list(enumerate(plan.blocks, start=1)))}
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Inside, the blocks are hooked."""
-        blocks = list(dict.fromkeys(self.plan.blocks))
-        with Hooks(of_this_thread=True) as hooks:
-            for block in blocks:
-                hooks.attach(block, self._on_input, before=True, with_kwargs=True)
-                hooks.attach(block, self._on_output)
-            yield
+        super().__init__(plan)
+        self.calls: list[BlockCall] = []
 
     def _on_input(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
@@ -114,7 +94,7 @@ class BlockCalls:
         def kept(value: Any) -> Any:
             return TAKEN if value is hidden else None if type(value).__name__.endswith("Cache") else value
 
-        layer = max(last.layer + 1 if last is not None else 1, self._positions[id(block)])
+        layer = max(last.layer + 1 if last is not None else 1, self.first_layers[id(block)])
         named = {name: kept(value) for name, value in kwargs.items()}
         self.calls.append(BlockCall(layer, block, [*map(kept, args)], named, taken, taken))
 
@@ -162,20 +142,14 @@ def all_differentiable_twice(y: Tensor) -> Iterator[None]:
 
 
 class LeadingVectors(NamedTuple):
-    """The largest singular value of a matrix for each sample, and its vectors, of length one.
+    """The largest singular value of a matrix for each sample, and its vectors, of length one: `J v = norm u`."""
 
-    Args:
-        norm: The singular value, `[sample]`, from below; NaN if products were not finite.
-        left, right: u and v, `[sample, entry]`, with `J v = norm u`.
-        error: The sine of the angle to the true vectors, at most, as far as the space shows; 1 if nothing is known.
-        space: The best vectors of the space, v first: where another search begins.
-    """
-
-    norm: Float[Tensor, " sample"]
-    left: Float[Tensor, "sample entry"]
-    right: Float[Tensor, "sample entry"]
+    norm: Float[Tensor, " sample"]  # the singular value, from below; NaN if products were not finite
+    left: Float[Tensor, "sample entry"]  # u
+    right: Float[Tensor, "sample entry"]  # v
     error: Float[Tensor, " sample"]
-    space: Float[Tensor, "vector sample entry"]
+    """The sine of the angle to the true vectors, at most, as far as the space shows; 1 if nothing is known."""
+    space: Float[Tensor, "vector sample entry"]  # its best vectors, v first: where another search begins
 
 
 def leading_vectors(
@@ -225,60 +199,64 @@ def leading_vectors(
     return LeadingVectors(torch.where(finite, s[:, 0], torch.nan), left, right, error, best)
 
 
-class BlockJacobians:
+class BlockJacobians(Instrument):
     """Measures norms and alignments of the Jacobians of a model's blocks on a probe, again and again: the vectors of
     one measurement are where the next begins. Models of which they cannot be had are refused, on every rank alike."""
 
-    names = (NORM, ALIGNMENT)
+    name, subject, metrics, must_work = "jacobians", "Jacobians of blocks are", (NORM, ALIGNMENT), True
 
-    def __init__(self, model: nn.Module, plan: WatchPlan, probe: Probe | None) -> None:
-        if probe is None:
-            raise MonitorError("Jacobians are those of a probe; there is none: give probe=", subject="jacobians")
-        if distributed.is_sharded(model):
-            came = f"those of {type(model).__name__} are sharded (FSDP, ZeRO-3): leave jacobians out"
-            raise MonitorError(f"Jacobians need blocks that hold their weights; {came}", subject="jacobians")
-        if has_listed_parts(plan.blocks):
-            came = "its layers are lists of parts, and are not called themselves: leave jacobians out"
-            raise MonitorError(f"Jacobians need blocks that can be called again; {came}", subject="jacobians")
-        self.plan, self.probe, self.notes = plan, probe, list[str]()
-        self._measured = self._failed = False
-        self._spaces: dict[int, Tensor] = {}  # by layer, where the next search begins; in bfloat16 on the CPU
+    def attach(self) -> None:
+        """Refuse a training without a probe, or blocks that cannot be called again."""
+        model, plans = self.monitor.wrapped, self.monitor.plans.values()
+        came = f"those of {type(model).__name__} are sharded (FSDP, ZeRO-3): leave jacobians out"
+        listed = any(has_listed_parts(plan.blocks) for plan in plans)
+        lists = "its layers are lists of parts, and are not called themselves: leave jacobians out"
+        for refused, sentence in (
+            (self.monitor.probe is None, "Jacobians are those of a probe; there is none: give probe="),
+            (distributed.is_sharded(model), f"Jacobians need blocks that hold their weights; {came}"),
+            (listed, f"Jacobians need blocks that can be called again; {lists}"),
+        ):
+            require(not refused, sentence, MonitorError, "jacobians")
+        self._measured, self._failed = set[str](), set[str]()  # stacks
+        self._spaces: dict[tuple[str, int], Tensor] = {}  # by layer, where the next search begins; bfloat16, on the CPU
 
-    def measure(self, model: nn.Module) -> MetricValues:
+    def read_stack(self, plan: WatchPlan) -> MetricValues:
         """The numbers of every sample of the probe; none any more after a measurement that failed on some rank.
 
         Raises:
             MonitorError: The first measurement failed.
         """
-        if self._failed:
+        if plan.name in self._failed:
             return MetricValues()
         values, failure = MetricValues(), None
+        model = self.monitor.model
         try:
             with preserved_training_state(model), sdpa_kernel(SDPBackend.MATH):  # fused kernels have one derivative
-                values = self._measure(model)
+                values = self._measure(model, plan)
         except Exception as error:  # blocks that keep something, kernels without derivatives, too little memory
             failure = first_line(error)
         why = next((reason for reason in gathered(failure) if reason is not None), None)
         if why is None:
-            self._measured = True
+            self._measured.add(plan.name)
             return values
         sentence = f"Jacobians of blocks are not measured: {why}"
-        if not self._measured:
-            raise MonitorError(f"{sentence}: leave jacobians out", subject="jacobians")
-        self._failed, self._spaces = True, {}
-        self.notes.append(sentence)
+        require(plan.name in self._measured, f"{sentence}: leave jacobians out", MonitorError, "jacobians")
+        self._failed.add(plan.name)
+        self._spaces = {place: space for place, space in self._spaces.items() if place[0] != plan.name}
+        self.remarks.append(sentence)
         return MetricValues()
 
-    def _measure(self, model: nn.Module) -> MetricValues:
-        plan = replace(self.plan, metrics=())
+    def _measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
+        assert self.monitor.probe is not None
+        plan = replace(plan, metrics=())
         recorded = BlockCalls(plan)
         with StackWatch(model, plan, of_this_thread=True) as watch, recorded.attached():
-            self.probe.call(model)
+            self.monitor.probe.call(model)
         values, before = MetricValues(), None
         for call in recorded.calls:
             layer, after = call.layer, None
             if plan.measures(layer) or plan.measures(layer - 1):
-                after = self._leading(call, watch.valid)
+                after = self._leading(plan, call, watch.valid)
                 if plan.measures(layer):
                     values.add(layer, NORM, after.norm)
                 if before is not None and plan.measures(layer - 1):
@@ -287,18 +265,15 @@ class BlockJacobians:
                     floor = (before.error.to(cosine) + after.error).clamp(max=1.0)
                     values.add(layer - 1, ALIGNMENT, torch.where(known, cosine, torch.nan), floor)
             before = after if call.linked else None
-        self._note_gaps([call.layer for call in recorded.calls[:-1] if not call.linked])
+        gaps = ", ".join(str(call.layer) for call in recorded.calls[:-1] if not call.linked)
+        said = f"{ALIGNMENT} is not measured where a block takes other than the last one gave: {gaps}"
+        self.remarks += [said] if gaps and said not in self.remarks else []
         return values
 
-    def _note_gaps(self, layers: list[int]) -> None:
-        if layers and not self.notes:
-            gaps = ", ".join(map(str, layers))
-            self.notes.append(f"{ALIGNMENT} is not measured where a block takes other than the last one gave: {gaps}")
-
     @torch.enable_grad()
-    def _leading(self, call: BlockCall, valid: Tensor) -> LeadingVectors:
+    def _leading(self, plan: WatchPlan, call: BlockCall, valid: Tensor) -> LeadingVectors:
         """The leading vectors of one block; its graph is freed with what is returned."""
-        plan, name = self.plan, type(call.block).__name__
+        name = type(call.block).__name__
         x = call.taken.detach().requires_grad_()
         try:
             y = call.again(x.clone(), plan.grid)  # a block may write into what it takes
@@ -307,7 +282,7 @@ class BlockJacobians:
         except Exception as error:
             raised = f"that of layer {call.layer} raised {type(error).__name__}: {first_line(error)}"
             raise MonitorError(f"{name} must run again by itself; {raised}", subject="jacobians") from error
-        self._check_same(call, y.detach())
+        _check_same(call, y.detach())
         shape = exchanged(x, plan.layout).shape if x.ndim == 3 else x.shape
         dtype = torch.promote_types(x.dtype, torch.float32)
 
@@ -331,7 +306,7 @@ class BlockJacobians:
         def transposed(u: Tensor) -> Tensor:
             return flat(torch.autograd.grad(y, x, shaped(u).to(y.dtype), retain_graph=True)[0])
 
-        space = self._spaces.get(call.layer)
+        space = self._spaces.get((plan.name, call.layer))
         if space is None:
             counted = flat(torch.ones_like(x))
             start = _drawn(KEPT, 1, counted.shape[1]).to(counted) * counted  # samples begin alike on whichever rank
@@ -340,19 +315,20 @@ class BlockJacobians:
         with torch.no_grad():
             leading = leading_vectors(product, transposed, start, FIRST if space is None else LATER)
         if bool(leading.space.isfinite().all()):
-            self._spaces[call.layer] = leading.space.to("cpu", torch.bfloat16)
+            self._spaces[plan.name, call.layer] = leading.space.to("cpu", torch.bfloat16)
         return leading
 
-    def _check_same(self, call: BlockCall, y: Tensor) -> None:
-        """Raise unless the block gave what it gave within the model, to half of the digits that it computes with."""
-        device = y.device.type
-        narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else y.dtype
-        size = torch.linalg.vector_norm(call.given.double())
-        apart = float(torch.linalg.vector_norm((y - call.given).double()) / size)
-        if apart > math.sqrt(torch.finfo(narrow).eps):  # not where either is NaN: then so is what is measured
-            name = type(call.block).__name__
-            came = f"at layer {call.layer} it gave tokens that differ by {apart:.2g} of their size"
-            raise MonitorError(f"{name} must give the same when it runs again by itself; {came}", subject="jacobians")
+
+def _check_same(call: BlockCall, y: Tensor) -> None:
+    """Raise unless the block gave what it gave within the model, to half of the digits that it computes with."""
+    device = y.device.type
+    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else y.dtype
+    size = torch.linalg.vector_norm(call.given.double())
+    apart = float(torch.linalg.vector_norm((y - call.given).double()) / size)
+    if apart > math.sqrt(torch.finfo(narrow).eps):  # not where either is NaN: then so is what is measured
+        name = type(call.block).__name__
+        came = f"at layer {call.layer} it gave tokens that differ by {apart:.2g} of their size"
+        raise MonitorError(f"{name} must give the same when it runs again by itself; {came}", subject="jacobians")
 
 
 def _drawn(*shape: int) -> Tensor:

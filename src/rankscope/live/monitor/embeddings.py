@@ -1,9 +1,8 @@
 """Collapse across samples of the probe: the numbers of `rankscope.metrics.samples`, measured during a training.
 
-`Monitor(embeddings=...)` makes one `ProbeEmbeddings`. `Probe` calls `take` after each call of the model, inside
-`preserved_training_state`: embeddings are the mean of each sample's tokens at every layer, or what a function makes of
-the model's output. Once all ranks are known to have theirs, `Monitor` calls `values`, which joins the samples of all
-ranks and computes, of every layer or, of a function, as numbers of the run:
+`Probe` calls `take` after each call of the model, inside `preserved_training_state`: embeddings are the mean of each
+sample's tokens at every layer, or what a function makes of the model's output. Once all ranks are known to have theirs,
+`read` joins the samples of all ranks and computes, of every layer or, of a function, as numbers of the run:
 
 | metric                                | of                                                                       |
 |---------------------------------------|--------------------------------------------------------------------------|
@@ -24,10 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from rankscope.errors import MetricError, MonitorError
+from rankscope.errors import MetricError, MonitorError, require
 from rankscope.live.hooks import Hook, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.monitor import distributed
+from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.monitor.weight_gradients import NO_VALUE, counted_once
@@ -43,21 +43,34 @@ SHARPNESS = 2.0  # the t of uniformity, that of its authors
 LAST = 50  # the last eigenvalue of alpha-ReQ's fit, that of its authors
 
 
-class ProbeEmbeddings:
+class ProbeEmbeddings(Instrument):
     """Takes embeddings of the probe at every measurement, and computes what tells collapse across samples.
 
     Args:
         how: "mean", or a function of what the model returns.
-        counts_samples: False if another process, which shares the model, has the same samples and counts them.
     """
 
-    def __init__(self, how: EmbeddingsLike, counts_samples: bool = True) -> None:
-        self.function, self.counts_samples = None if how == "mean" else how, counts_samples
-        self.notes: list[str] = []  # what the number of samples does not allow
+    name, subject, must_work = "embeddings", "embeddings are", True
+
+    def __init__(self, how: EmbeddingsLike = "mean") -> None:
+        wrong = f"embeddings must be 'mean', or a function of what the model returns for the probe; got {how!r}"
+        require(how == "mean" or callable(how), wrong, MonitorError, "embeddings")
+        self.function: EmbeddingFunction | None = None if how == "mean" else how
+        self.keeps = () if self.function else ("embeddings",)
         # By stack and layer, None for the output of a function: what was taken last.
         self._rows: dict[tuple[str, int | None], Tensor] = {}
         self._failure: Exception | None = None  # of the function, when it was called last
         self._dtype = torch.float64  # the coarsest that embeddings were computed in
+
+    def __repr__(self) -> str:
+        return f"{self.name} by {'a function' if self.function else 'mean'}"
+
+    def attach(self) -> None:
+        """Begin to listen to the calls of the probe."""
+        expected = "embeddings must be 'mean', or a function of what the model returns for the probe"
+        if self.monitor.probe is None:
+            raise MonitorError(f"{expected}; there is no probe: give probe=", subject="embeddings")
+        self.monitor.probe.listeners.append(self.take)
 
     def take(self, watches: Mapping[str, StackWatch], output: Any) -> None:
         """Take the embeddings, stack by stack, of the watched call of the model that has just returned `output`."""
@@ -76,7 +89,7 @@ class ProbeEmbeddings:
         blocks = [block for each in watches.values() for block in each.plan.blocks]
         self._rows, self._dtype = {("", None): rows}, arithmetic_of(own_parameters(submodules(*blocks)), rows)
 
-    def values(self) -> MetricValues:
+    def read(self, step: int) -> MetricValues:
         """The numbers of the embeddings that were taken last, of the samples of all ranks together; called by all.
 
         Raises:
@@ -89,7 +102,7 @@ class ProbeEmbeddings:
         if world_size() > 1:
             shapes = {place: tuple(rows.shape[1:]) for place, rows in taken.items()}
             distributed.require_agreement("embeddings", shapes)
-            local_rows = {place: rows.cpu() for place, rows in taken.items()} if self.counts_samples else None
+            local_rows = {place: rows.cpu() for place, rows in taken.items()} if self.monitor.counts_samples else None
             parts = [part for part in gathered(local_rows) if part is not None]
             taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
         values = MetricValues()
@@ -131,8 +144,7 @@ class ProbeEmbeddings:
             values.add(layer, name, value, torch.full_like(value, floor))
 
     def _note(self, sentence: str) -> None:
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+        self.remarks += [sentence] * (sentence not in self.remarks)
 
 
 @contextmanager

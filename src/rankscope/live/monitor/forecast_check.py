@@ -1,6 +1,6 @@
 """`ForecastCheck`: whether a training goes as it was forecast, measurement by measurement.
 
-`Monitor(forecast=...)` makes one, and gives it every measurement together with its rules of alarms (`alarms.py`). Two
+It is an instrument that is given every measurement together with the rules of alarms (`alarms.py`). Two
 things are compared. At the first measurement, before weights have moved: what tells tokens apart at each layer, with
 the table of the forecast; if that differs by more than another draw of weights does, the forecast was of another
 network. From half of the planned steps on: whether the loss is below what counts as learning, with the probability.
@@ -18,6 +18,7 @@ import polars as pl
 
 from rankscope.errors import MonitorError
 from rankscope.live.monitor.alarms import MeasurementRows
+from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.measurement import Alarm
 
 METRIC = "relative_residual"  # of which the table of a forecast has log10 by layer
@@ -57,7 +58,7 @@ class TrainingForecast(Protocol):
         ...
 
 
-class ForecastCheck:
+class ForecastCheck(Instrument):
     """Compares measurements with a forecast; stands among the rules of a monitor.
 
     Args:
@@ -70,6 +71,7 @@ class ForecastCheck:
 
     name = "the forecast does not hold"
     action = "warn"
+    subject, must_work = "the forecast is", True
 
     def __init__(self, forecast: TrainingForecast, whole: bool = True) -> None:
         if not isinstance(forecast, TrainingForecast):
@@ -84,6 +86,11 @@ class ForecastCheck:
         by_layer = table.select("layer", "residual").rows() if {"layer", "residual"} <= {*table.columns} else []
         self.expected = {int(layer): float(log) for layer, log in by_layer}
         self._memory: dict[str, Any] = {}  # what was compared so far; part of a checkpoint
+
+    def attach(self) -> None:
+        """Begin with the only stack of a model."""
+        self.monitor.require_one_stack("forecast")
+        self.whole &= self.monitor.layers is None
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms of this measurement: layers that are not as forecast, or a loss that does not fall as forecast."""

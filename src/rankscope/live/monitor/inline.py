@@ -1,8 +1,8 @@
 """Measures training batches inline, as they pass through the model: what `Monitor` does without a probe.
 
-`inline_measurement` chooses one of two ways. `Monitor` calls `record(True)` before a step that may be
-measured, the loop calls the model, and after the step `Monitor` takes `values()` or, if the step is not
-measured, calls `record` again, which drops them.
+`TrainingBatches` chooses one of two ways for each stack of blocks. It calls `record(True)` before a step that may be
+measured, the loop calls the model, and after the step it takes `values()` or, if the step is not measured, calls
+`record` again, which drops them.
 
 - `OperatorMeasurement` reads metrics of tokens. A hook after each block calls a custom operator (`rankscope::passed`)
   that hands the tokens over and returns nothing. In compiled code that is one node of the graph, without a graph break.
@@ -20,7 +20,7 @@ step is not read, and `values()` raises it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any
@@ -29,7 +29,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import MonitorError, WatchError
+from rankscope.errors import MonitorError, WatchError, require
 from rankscope.live.attention.observer import AttentionCall
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.block_hooks import has_listed_parts, modules_around
@@ -41,8 +41,9 @@ from rankscope.live.hidden_states import (
     times_changed,
 )
 from rankscope.live.hooks import Hook, Hooks
-from rankscope.live.modules import own_parameters, submodules
-from rankscope.live.monitor.probe import GRADIENT_METRIC, gradient_norms, values_of
+from rankscope.live.modules import is_compiled, own_parameters, submodules
+from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.probe import GRADIENT_METRIC, beside_plugins, gradient_norms, join_gradients, values_of
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.padding import CallArguments, find_padding, library_of, mask_arguments_of
 from rankscope.live.plan import WatchPlan
@@ -371,7 +372,8 @@ class WatchMeasurement:
         """Drop what was read, and read the next step or not."""
         self.close()
         if on:
-            self.watch = StackWatch(self.model, self.plan, contained=self.contained).__enter__()
+            watch = partial(StackWatch, self.model, self.plan, contained=self.contained)
+            self.watch = beside_plugins([self.plan], lambda: watch().__enter__())
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called, or if a hook failed."""
@@ -388,12 +390,51 @@ class WatchMeasurement:
             watch.__exit__(None, None, None)
 
 
-def inline_measurement(model: nn.Module, plan: WatchPlan) -> OperatorMeasurement | WatchMeasurement:
-    """The way in which training batches of this model can be read: through operators if possible."""
-    plan = replace(plan, training_only=True)
-    if any(metric.of != "tokens" for metric in plan.metrics) or has_listed_parts(plan.blocks):
-        return WatchMeasurement(model, plan)
-    return OperatorMeasurement(model, plan)
+class TrainingBatches(Instrument):
+    """Measures training batches: each stack in the way in which it can be read, through operators if possible."""
+
+    name, subject, must_work = "batches", "training batches are", True
+
+    def attach(self) -> None:
+        """Attach hooks, or refuse a compiled model whose batches cannot show what is asked for."""
+        compiled, what = is_compiled(submodules(self.monitor.wrapped)), type(self.monitor.wrapped).__name__
+        shows = f"of training batches a compiled {what} shows"
+        self.stacks: dict[str, OperatorMeasurement | WatchMeasurement] = {}
+        for stack, plan in self.monitor.plans.items():
+            plan.training_only = True
+            metric = next((metric.name for metric in plan.metrics if metric.of != "tokens"), None)
+            alone = f"{shows} its tokens alone, not {metric}: give a probe"
+            require(not (compiled and metric), alone, MonitorError, "metrics")
+            listed = has_listed_parts(plan.blocks)
+            called = f"{shows} blocks that are called, not lists of parts: give a probe"
+            require(not (compiled and listed), called, MonitorError, "blocks")
+            kind = OperatorMeasurement if metric is None and not listed else WatchMeasurement
+            self.stacks[stack] = kind(self.monitor.model, plan)
+        if compiled:
+            torch.compiler.reset()  # graphs of earlier calls have no hooks
+        self.metrics = (GRADIENT_METRIC,) * any(part.has_gradients for part in self.stacks.values())
+
+    @property
+    def recording(self) -> bool:  # type: ignore[override]
+        """True if the batches of the step that comes next are read."""
+        return all(part.recording for part in self.stacks.values())
+
+    def record(self, on: bool) -> None:
+        """Drop what was read, and read the next step or not."""
+        for part in self.stacks.values():
+            part.contained = self.monitor.measured
+            part.record(on)
+
+    def read_stack(self, plan: WatchPlan) -> MetricValues:
+        """What was read of the batches of this step."""
+        values = self.stacks[plan.name].values()
+        join_gradients(values, plan.tensor_parallel)
+        return values
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        for part in self.stacks.values():
+            part.close()
 
 
 def _tokens_in(output: Any, block: str) -> Tensor:

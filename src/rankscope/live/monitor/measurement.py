@@ -1,26 +1,35 @@
-"""`Measurement`, what one measurement of a training run holds, and `RunWriter`, which writes it.
+"""`Measurement`, what one measurement of a training run holds; `RunWriter`, which writes it; and `Failures`, which
+keeps errors of the monitor away from the training.
 
 `Monitor` makes a `Measurement` of the running sums of a step (`rows_of`), and gives it to its `RunWriter` and
 to the writers of `rankscope.live.writers`. Each table of the run folder is a `Journal`: rows are appended as
 lines, and gathered into Parquet files. (`rankscope checkpoints` writes run folders in the same way.)
+
+`Monitor` does what may fail inside `Failures.contained`. Once the model was measured, an error there becomes a warning
+and an alarm about the monitor itself, which `Monitor` writes at the end of the call. While the disk is full it waits
+there (`RunWriter.write_alarms`).
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, TrainingWarning
+from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
+from rankscope.sources import first_line
 from rankscope.trainings import CERTIFICATES, TRAINING, TrainingRun
 from rankscope.trainings.training import ALARMS, CERTIFICATES_TABLE
 
 ENTRY = "training"  # the entry of the run folder's manifest
+UNMEASURED = "not measured"  # the name of alarms about the monitor itself
 
 
 @dataclass(frozen=True)
@@ -121,3 +130,45 @@ class RunWriter:
                 with suppress(OSError):
                     journal.gather()
             self.store.close()
+
+
+class Failures:
+    """What fails in a monitor, and the alarms that say so.
+
+    Args:
+        current_step: A function that returns the number of the last step.
+    """
+
+    def __init__(self, current_step: Callable[[], int]) -> None:
+        self.measured = False  # True once the model was measured: from then on nothing is raised
+        self.sentences: dict[str, str] = {}  # by fault, what fails now
+        self.alarms: list[Alarm] = []  # raised since `take`
+        self._current_step = current_step
+        self._good_steps: dict[str, int] = {}  # by fault, the last step without it, or else the first with it
+
+    @contextmanager
+    def contained(self, fault: str, from_start: bool = False) -> Iterator[None]:
+        """Inside, errors are raised until the model was measured, unless they are contained `from_start`; later they
+        become an alarm, once while the fault lasts, that says since which step there is this `fault`."""
+        try:
+            yield
+        except Exception as error:
+            if not (self.measured or from_start):
+                raise
+            step = self._current_step()
+            since = self._good_steps.setdefault(fault, step)
+            why = f"{type(error).__name__}: {first_line(error)}"
+            sentence = f"Step {step}: {fault} since step {since}: {why}. The training goes on."
+            known = fault in self.sentences
+            self.sentences[fault] = sentence
+            if not known and distributed.is_writer():
+                self.alarms.append(Alarm(step, since, UNMEASURED, None, None, "warn", sentence))
+                warnings.warn(sentence, TrainingWarning, stacklevel=5)
+        else:
+            self.sentences.pop(fault, None)
+            self._good_steps[fault] = self._current_step()
+
+    def take(self) -> list[Alarm]:
+        """The alarms that were raised since this was called last."""
+        alarms, self.alarms = self.alarms, []
+        return alarms

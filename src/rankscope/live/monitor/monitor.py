@@ -6,45 +6,51 @@ Without one, training batches are measured inline, as they pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+import polars as pl
+from torch import nn
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, one_of, require
 from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.block_hooks import has_listed_parts
-from rankscope.live.modules import Blocks, NamedStacks, is_compiled, submodules, unwrapped
+from rankscope.live.modules import Blocks, NamedStacks, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.block_jacobians import BlockJacobians
 from rankscope.live.monitor.embeddings import EmbeddingsLike, ProbeEmbeddings
-from rankscope.live.monitor.failures import UNMEASURED, Failures
 from rankscope.live.monitor.forecast_check import ForecastCheck, TrainingForecast
-from rankscope.live.monitor.inline import inline_measurement
-from rankscope.live.monitor.measurement import ENTRY, Alarm, Measurement, RunWriter, rows_of
-from rankscope.live.monitor.probe import GRADIENT_METRIC, LossFunction, Probe, join_gradients
+from rankscope.live.monitor.inline import TrainingBatches
+from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.measurement import ENTRY, UNMEASURED, Alarm, Failures, Measurement, RunWriter, rows_of
+from rankscope.live.monitor.probe import LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
-from rankscope.live.monitor.running_sums import MetricValues, joined_stacks
-from rankscope.live.monitor.schedule import Schedule
-from rankscope.live.monitor.weight_gradients import WeightGradients, shared_weights_notes
+from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.schedule import Schedule, StepNumbers
+from rankscope.live.monitor.weight_gradients import WeightGradients
 from rankscope.live.monitor.weight_spectra import WeightSpectra
 from rankscope.live.notes import describe_model, layout_note
 from rankscope.live.plan import Layers, Mask, Padding, make_plans
 from rankscope.metrics import MetricsLike
+from rankscope.plugins import Group
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.results import card
 from rankscope.runs import manifest_of, read
 from rankscope.trainings import in_stack, read_training
 
-LEARNT = ("grad", "update")  # what is measured of a block's weights with an optimiser
-T = TypeVar("T")
 Writer = Callable[[Measurement], None]  # see `rankscope.live.writers` for its optional methods
+SHIPPED: Sequence[Any] = (WeightSpectra, BlockJacobians, ProbeEmbeddings, ProbePaths)
+INSTRUMENTS: Group[Any] = Group(
+    "instruments",
+    "a class derived from Instrument, with a name",
+    lambda given: isinstance(given, type) and issubclass(given, Instrument) and isinstance(given().name, str),
+)
+"""The instruments that need no arguments, by the names under which `Monitor(instruments=[...])` knows them."""
+T = TypeVar("T")
 
 
 class Monitor:
@@ -65,6 +71,9 @@ class Monitor:
         every: Steps between two measurements.
         probe: A fixed batch to measure, as the model is called with it: a tensor, a dictionary of arguments,
             or a tuple of them. Without one, training batches are measured as they pass.
+        instruments: What else to read: objects of classes derived from `rankscope.live.monitor.Instrument`, or names of
+            instruments that an installed package adds. (The switches below make instruments, too: `spectra=True` is
+            `instruments=["spectra"]`.)
         run: The run folder.
         writers: Functions that receive every `Measurement` as well; `rankscope.live.writers` has some.
         optimizer: The optimiser, to measure gradients and updates of weights.
@@ -94,7 +103,7 @@ class Monitor:
         WatchError: The blocks of the model are not found.
         FileError: Another process writes to the run folder.
 
-    >>> import tempfile, rankscope
+    >>> import tempfile, torch, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     >>> with Monitor(model, "relative_mu", every=2, probe=torch.randn(2, 5, 8), run=tempfile.mkdtemp()) as m:
@@ -105,113 +114,94 @@ class Monitor:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        metrics: MetricsLike = DEFAULT_METRICS,
-        every: int = 100,
-        probe: object = None,
-        *,
-        run: str | Path = "runs/training",
-        writers: Sequence[Writer] = (),
-        optimizer: Any = None,
-        spectra: bool = False,
-        jacobians: bool = False,
-        loss: LossFunction | None = None,
-        embeddings: EmbeddingsLike | None = None,
-        paths_every: int | None = None,
-        alarms: Sequence[AlarmSource] | None = None,
-        forecast: TrainingForecast | None = None,
-        layers: Layers = None,
-        blocks: Blocks | NamedStacks | None = None,
-        padding: Padding = "model",
-        attention_mask: Mask = None,
-        layout: str | None = None,
-        attention: Sequence[AttentionObserver] = OBSERVERS,
-        step: int = 0,
+        self, model: nn.Module, metrics: MetricsLike = DEFAULT_METRICS, every: int = 100, probe: object = None, *,
+        instruments: Sequence[Instrument | str] = (), run: str | Path = "runs/training", writers: Sequence[Writer] = (),
+        optimizer: Any = None, spectra: bool = False, jacobians: bool = False, loss: LossFunction | None = None,
+        embeddings: EmbeddingsLike | None = None, paths_every: int | None = None,
+        alarms: Sequence[AlarmSource] | None = None, forecast: TrainingForecast | None = None, layers: Layers = None,
+        blocks: Blocks | NamedStacks | None = None, padding: Padding = "model", attention_mask: Mask = None,
+        layout: str | None = None, attention: Sequence[AttentionObserver] = OBSERVERS, step: int = 0,
         first_block: int = 0,
-    ) -> None:
-        _check_arguments(model, every, probe, run, writers, loss, embeddings, step, first_block)
+    ) -> None:  # fmt: skip
+        _check_arguments(model, every, instruments, run, writers, step, first_block)
+        switched = _switched_instruments(probe, loss, embeddings, optimizer, spectra, jacobians, paths_every, forecast)
+        asked = _in_order([*switched, *map(_instrument, instruments)])
         self._number, self._resumed = processes.next_number("Monitor"), 0
         processes.require_all_ranks("Monitor(...)", str(self._number))
-        self.model = unwrapped(model)
+        self.model, self.wrapped, self.layers = unwrapped(model), model, layers  # two of them as they were given
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
-        self.stage = distributed.Stage.of(first_block)
-        # Of the whole network, where this process has some of its blocks; those are of one stack.
-        self._layers = layers if self.stage.one_of_several and not isinstance(layers, Mapping) else None
-        with distributed.failing_together():
-            self.plans = make_plans(
-                self.model, metrics, None if self.stage.one_of_several else layers, blocks=blocks, padding=padding,
-                attention_mask=attention_mask, layout=layout, keep="embeddings" if embeddings == "mean" else (),
-                attention=attention,
-            )  # fmt: skip
-        plans = list(self.plans.values())
-        if len(plans) > 1:
-            self._refuse_for_several(forecast, paths_every)
-        depth = self.stage.depth(self.model, [block for plan in plans for block in plan.blocks])
-        if self.stage.one_of_several and probe is not None:
-            sentence = "pipeline stages are measured on training batches, which pass through all of them; got a probe"
-            raise MonitorError(f"{sentence}: leave probe= out", subject="probe")
-        together = plans[0].tensor_parallel
-        self._counts_samples = together is None or together.index == 0
-        if probe is None and is_compiled(submodules(model)):
-            self._refuse_compiled()
-        stacks = [name for name in self.plans if name]
-        self.rules = RuleSet(default_rules() if alarms is None else alarms, stacks)
-        self.forecast = None if forecast is None else ForecastCheck(forecast, whole=layers is None)
-        if self.forecast is not None:
-            self.rules = RuleSet([*self.rules.rules, self.forecast])
-        names = [metric.name for metric in plans[0].metrics]
-        options = {"metrics": names, "every": every, "paths_every": paths_every, "alarms": self.rules.names}
-        options |= {
-            "probe": probe is not None,
-            "optimizer": optimizer is not None,
-            "loss": loss is not None,
-            "embeddings": None if embeddings is None else "mean" if embeddings == "mean" else "a function",
-            "spectra": spectra,
-            "jacobians": jacobians,
-        }
-        distributed.require_agreement("metrics and steps", options)
-        self.embeddings = None if embeddings is None else ProbeEmbeddings(embeddings, self._counts_samples)
-        self.probe = None if probe is None else Probe.of(probe, loss, self.embeddings, together)
-        distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
-        self.jacobians = [BlockJacobians(model, plan, self.probe) for plan in plans if jacobians]
-        self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
-        of_each = " and ".join(f"{len(plan.blocks)} in its {name}" for name, plan in self.plans.items() if name)
-        self._what = f"a network of {depth} layers{f' ({of_each})' if of_each else ''}, measured on "
-        self._what += "training batches" if self.probe is None else self.probe.description
-        if probe is None and is_compiled(submodules(model)):
-            torch.compiler.reset()  # graphs of earlier calls have no hooks
-        counts = self.stage.counts
-        of_weights = [(plan.blocks, counts, plan.called) for plan in plans]
-        self.gradients = [WeightGradients(optimizer, *given) for given in of_weights if optimizer is not None]
-        self.spectra = [WeightSpectra(*given) for given in of_weights if spectra]
-        self.inline = [inline_measurement(self.model, plan) for plan in plans if probe is None]
-        self._recorders = [*self.inline, *self.gradients]
-        self._notes = self._initial_notes(names)
-        self.schedule = Schedule(step)
-        self.should_stop = False  # True once an alarm has said that the training should end
-        self._scalars: dict[str, list[Tensor]] = {}
+        self.stage, self.schedule = distributed.Stage.of(first_block), Schedule(step)
         self.last: Measurement | None = None  # the last measurement
+        self.should_stop = False  # True once an alarm has said that the training should end
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._failures = Failures(lambda: self.steps)
         self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
+        with distributed.failing_together():
+            self.plans = make_plans(
+                self.model, metrics, None if self.stage.one_of_several else layers, blocks=blocks, padding=padding,
+                attention_mask=attention_mask, layout=layout, keep=[name for part in asked for name in part.keeps],
+                attention=attention,
+            )  # fmt: skip
+        self._start(asked, default_rules() if alarms is None else alarms)
+
+    def _start(self, asked: Sequence[Instrument], alarms: Sequence[AlarmSource]) -> None:
+        """Attach the instruments, open the run folder, and measure a probe before the first step."""
+        self.instruments: list[Instrument] = []  # those that are attached, in the order in which they read
+        self.probe, self.batches = _first(Probe, asked), _first(TrainingBatches, asked)
+        self.paths, self.forecast = _first(ProbePaths, asked), _first(ForecastCheck, asked)
+        self.numbers = next(part for part in asked if isinstance(part, StepNumbers))
         self._run_writer: RunWriter | None = None
         # The last step of an earlier part of this run, until it is said from where it continues.
         self._earlier: int | None = None
         try:
-            self._run_writer = self._open_run(names)
+            self._attach(asked, alarms)
+            self._run_writer = self._open_run()
             last = None if self._run_writer is None else self._run_writer.measurements.last
             self._earlier = distributed.from_writer(last)
             if self._earlier is None:
                 self._write_forecast()
                 self._begin()
-            elif step:
-                self.resume(step)
+            elif self.steps:
+                self.resume(self.steps)
             self._act()
         except BaseException:
             with suppress(Exception):
                 self.close()
             raise
+
+    def _attach(self, asked: Sequence[Instrument], alarms: Sequence[AlarmSource]) -> None:
+        """Attach each instrument; one of the user's own that fails is left out, and said to be."""
+        plans = list(self.plans.values())
+        if len(plans) > 1 and self.stage.one_of_several:
+            raise MonitorError(f"a pipeline stage has blocks of one stack; {self._stacks}", subject="blocks")
+        depth = self.stage.depth(self.model, [block for plan in plans for block in plan.blocks])
+        together = plans[0].tensor_parallel
+        self.counts_samples = together is None or together.index == 0
+        rules = [*RuleSet(alarms).rules, *(part for part in asked if isinstance(part, AlarmSource))]
+        self.rules = RuleSet(rules, [name for name in self.plans if name])
+        options = {"metrics": [metric.name for metric in plans[0].metrics], "every": self.every}
+        options |= {"alarms": self.rules.names, "instruments": [repr(part) for part in asked]}
+        distributed.require_agreement("metrics and steps", options)
+        for part in (*asked, self.rules):
+            with self._contained(part, "measured"), distributed.failing_together():
+                part.monitor = self
+                part.attach()
+                self.instruments.append(part)
+        self._recorders = [part for part in self.instruments if _defines(part, "record")]
+        of_each = " and ".join(f"{len(plan.blocks)} in its {name}" for name, plan in self.plans.items() if name)
+        self._what = f"a network of {depth} layers{f' ({of_each})' if of_each else ''}, measured on "
+        self._what += "training batches" if self.probe is None else self.probe.description
+
+    @property
+    def _stacks(self) -> str:
+        """What stacks of blocks there are, and how one of them is chosen: the end of a sentence."""
+        way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
+        return f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
+
+    def require_one_stack(self, option: str) -> None:
+        """Raise where the model has several stacks of blocks, of which this option is only for one."""
+        if len(self.plans) > 1:
+            raise MonitorError(f"{option} is about one stack of blocks; {self._stacks}", subject=option)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -238,20 +228,21 @@ class Monitor:
         return self.schedule.step
 
     @property
+    def measured(self) -> bool:
+        """True once a measurement has succeeded: from then on nothing is raised."""
+        return self._failures.measured
+
+    @property
     def recording(self) -> bool:
         """True if gradients or training batches of the step that comes next are recorded."""
-        return any(part.recording for part in self._recorders)
+        return any(part.recording for part in self.instruments)
 
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not measured, about rules that can raise nothing, and about what fails."""
-        measured = (*self.gradients, *self.spectra, self.probe, *self.jacobians, self.embeddings, self.paths)
-        parts = [part for part in measured if part is not None]
-        notes = [*dict.fromkeys(note for part in parts for note in part.notes), *self._notes]
-        notes += [*self._failures.sentences.values(), *self.rules.over]
-        for plan in self.plans.values() if self.gradients or self.spectra else ():
-            notes += shared_weights_notes(plan.blocks, plan.called)
-        for plan in [part.plan for part in self.inline] or self.plans.values():
+        notes = [*dict.fromkeys(note for part in self.instruments for note in part.notes)]
+        notes += self._failures.sentences.values()
+        for plan in self.plans.values():
             if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
                 notes.append(layout_note(plan))
             if self.last is not None:
@@ -259,9 +250,6 @@ class Monitor:
             if plan.decoder and plan.unmasked:
                 counts = "padding of the decoder, if there is any, counts as tokens, as no mask of it was found"
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
-        if self.gradients and self.schedule.counted and not self.gradients[0].steps:
-            made = f"in {self.schedule.counted} calls of monitor.step the optimizer that was given made no step"
-            notes.append(f"gradients and updates of weights are not measured: {made}")
         first, calls = self.schedule.first, self.schedule.counted
         if calls > 1 and self.steps // self.every == first // self.every:
             came = f"monitor.step was called {calls} times, and has come to step {self.steps}"
@@ -286,11 +274,9 @@ class Monitor:
         self._refuse_earlier()
         with self._failures.contained("steps are not counted"):
             self.schedule.advance(step)
-            given = {"loss": loss, **scalars}
-            for name, value in [(name, _scalar(value)) for name, value in given.items() if value is not None]:
-                self._scalars.setdefault(name, []).append(value)
+            self.numbers.add({"loss": loss, **scalars})
             self._overdue |= self.schedule.crossed(self.every)
-            if self._overdue and all(part.recording for part in self.inline):
+            if self._overdue and (self.batches is None or self.batches.recording):
                 self._try_to_measure()
             else:
                 self._prepare_recording()
@@ -309,7 +295,7 @@ class Monitor:
         self._refuse_earlier()
         if self.last is not None and self.last.step == self.steps:
             return self.last
-        if self.inline and not any(part.has_recorded for part in self.inline):
+        if self.batches is not None and not any(part.has_recorded for part in self.batches.stacks.values()):
             self._overdue = True
             self._prepare_recording()
             return None
@@ -321,49 +307,37 @@ class Monitor:
         """Continue after `step`, the number of steps that the model has made; what was written of later steps
         is removed. At step 0 the probe is measured again."""
         _check_step(step)
-        self.load_state_dict({"step": step, "scalars": {}})
+        self.load_state_dict({"step": step})
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold for the run to continue without gap or repetition."""
-        scalars = {name: list(values) for name, values in self._scalars.items()}
-        state = {"step": self.steps, "scalars": scalars, "alarms": self.rules.state_dict()}
-        if self.spectra:  # of this pipeline stage
-            state["spectra"] = {str(self.stage.first_block): [spectra.state_dict() for spectra in self.spectra]}
-        return state
+        return {"step": self.steps} | {part.name: part.state_dict() for part in self._with_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint: `resume` at its step, with the numbers and alarms of `state_dict()`. Rules
-        that have no state there are as they were after the measurements that the run folder has."""
-        step, rule_states = int(state["step"]), state.get("alarms")
+        """Continue from a checkpoint: `resume` at its step, each instrument as `state_dict()` had it. Rules that have
+        no state there are as they were after the measurements that the run folder has."""
+        step = int(state["step"])
         _check_step(step)
         if self._run_writer is not None:
             with self._failures.contained("later steps are not removed from the run folder"):
                 self._run_writer.cut(step or -1)  # step 0 is measured again
             self._call_writers("resume", step or -1)
-        if rule_states is not None and list(rule_states["rules"]) == self.rules.names:
-            self.rules.load_state_dict(rule_states)
-        else:
-            table = None if self._run_writer is None else read(self.run).table("training")
-            self.rules.replay(distributed.from_writer(table))
-        vectors = state.get("spectra", {}).get(str(self.stage.first_block), [{}] * len(self.spectra))
-        for spectra, begun in zip(self.spectra, vectors, strict=False):
-            spectra.load_state_dict(begun)
+        for part in self._with_state():
+            with self._contained(part, "restored"):
+                part.load_state_dict({} if part is self.numbers else state.get(part.name, {}))
         self.schedule = Schedule(step)
         self._resumed += 1
-        self._earlier, self._scalars, self.last, self._overdue = None, {}, None, False
+        self._earlier, self.last, self._overdue = None, None, False
         if step == 0:
             self._begin()
             self._act()
-        elif self.probe is not None and not self._failures.measured:
-            # What is wrong with the probe is found now, not in mid-training.
-            self.probe.measure(self.model, self.plans)
-            for jacobians in self.jacobians:
-                jacobians.measure(self.model)
-            if self.embeddings is not None:
-                self.embeddings.values()
+        elif self.probe is not None and not self.measured:
+            for part in self.instruments:  # what is wrong with the probe is found now, not in mid-training
+                if part.of_samples and part.must_work:
+                    part.read(step)
             self._failures.measured = True
         self._prepare_recording()
-        self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
+        self.numbers.load_state_dict(state.get(self.numbers.name, {}))
         self._write_forecast()
 
     def close(self) -> None:
@@ -372,10 +346,26 @@ class Monitor:
             self._write_forecast()
             self._call_writers("close")
         finally:
-            self._write_failures()
-            for part in (*self._recorders, self._run_writer):
-                if part is not None:
+            for part in self.instruments:
+                with self._failures.contained(f"{part.subject} not closed", from_start=True):
                     part.close()
+            self._write_failures()
+            if self._run_writer is not None:
+                self._run_writer.close()
+
+    def measured_rows(self) -> pl.DataFrame:
+        """The rows of the table `training` that the run folder has, on every rank."""
+        rows: pl.DataFrame = distributed.from_writer(None if self._run_writer is None else read(self.run).table(ENTRY))
+        return rows
+
+    def _with_state(self) -> list[Instrument]:
+        """The instruments with a state of their own: that of an alarm rule is among those of the rules."""
+        rules: list[Any] = [*self.rules.rules]
+        return [part for part in self.instruments if _defines(part, "state_dict") and part not in rules]
+
+    def _contained(self, part: Instrument, verb: str) -> AbstractContextManager[None]:
+        """Inside, an instrument may fail: that it is not measured, or what else the verb says, is an alarm."""
+        return self._failures.contained(f"{part.subject} not {verb}", from_start=not part.must_work)
 
     def _refuse_earlier(self) -> None:
         """Raise if the run folder holds an earlier part of the run and nobody has said from where it continues."""
@@ -389,9 +379,7 @@ class Monitor:
         with self._failures.contained(UNMEASURED):
             measurement = self._measure()
         self._failures.measured = True
-        for part in self.inline:
-            part.contained = True
-        self._scalars, self._overdue = {}, False
+        self.numbers.given, self._overdue = {}, False
         self._prepare_recording()
         return measurement
 
@@ -416,70 +404,29 @@ class Monitor:
         with self._failures.contained("whether the forecast holds is not written to the run folder"):
             writer.describe(forecast=self.forecast.described())
 
-    def _read(self) -> tuple[MetricValues, Any]:
-        """What this process reads of the model and of the step, and certificates if they are due: instrument by
-        instrument, each of which may fail by itself."""
-
-        def read_each(parts: Sequence[Any], read: Callable[[Any], MetricValues]) -> Callable[[], MetricValues]:
-            return lambda: joined_stacks({name: read(part) for name, part in zip(self.plans, parts, strict=False)})
-
-        values, nothing = MetricValues(), MetricValues()
-        layers = "training batches are" if self.probe is None else "the probe is"
-        jacobians = read_each(self.jacobians, lambda part: part.measure(self.model))
-        values.update(self._taken(layers, lambda: joined_stacks(self._layers_by_stack()), nothing))
-        values.update(self._taken("Jacobians of blocks are", jacobians, nothing))
-        values.update(self._taken("numbers given to monitor.step are", self._numbers_of_steps, nothing))
-        if not self._counts_samples:
-            values = values.without_samples()
-        if self.embeddings is not None:
-            values.update(self._taken("embeddings are", self.embeddings.values, nothing))
-        values = values.of_stage(self.stage.first_block, self._layers)
-        with_rate = [] if "lr" in self._scalars else self.gradients[:1]
-        gradients = read_each(self.gradients, lambda part: part.values(rate=part in with_rate))
-        of_weights = self._taken("gradients and updates of weights are", gradients, nothing)
-        spectra = read_each(self.spectra, lambda part: part.values())
-        of_spectra = self._taken("spectra of weights are", spectra, nothing)
-        certified: tuple[MetricValues, Any] = nothing, None
-        if (paths := self.paths) is not None and self.schedule.crossed(paths.every):
-            certified = self._taken("paths and certificates are", lambda: paths.measure(self.steps), certified)
-        values.update(certified[0])
-        for block_values in (of_weights, of_spectra):
-            values.update(block_values.of_stage(self.stage.first_block))
-        return values, certified[1]
-
-    def _taken(self, instrument: str, read: Callable[[], T], otherwise: T) -> T:
-        """What an instrument reads, or, if it fails on some rank, `otherwise` and an alarm. Ranks go on to the next
-        instrument together: none waits for one that has failed."""
-        with self._failures.contained(f"{instrument} not measured"):
-            with distributed.failing_together():
-                reading = read()
-            return reading
-        return otherwise
-
-    def _layers_by_stack(self) -> dict[str, MetricValues]:
-        """What the probe, or training batches, show of the layers of each stack."""
-        if self.probe is not None:
-            by_stack = self.probe.measure(self.model, self.plans)
-        else:
-            by_stack = {name: inline.values() for name, inline in zip(self.plans, self.inline, strict=True)}
-        for of_stack, plan in zip(by_stack.values(), self.plans.values(), strict=True):
-            join_gradients(of_stack, plan.tensor_parallel)
-        return by_stack
-
-    def _numbers_of_steps(self) -> MetricValues:
-        """The numbers that `step` was given since the last measurement, such as the loss."""
-        distributed.require_agreement("numbers in monitor.step", sorted(self._scalars), self.stage.first_block)
-        values = MetricValues()
-        for name, scalars in sorted(self._scalars.items()):
-            values.add(None, name, torch.stack([scalar.double().cpu().reshape(()) for scalar in scalars]))
-        return values
+    def _read(self, part: Instrument, values: MetricValues) -> None:
+        """Add what an instrument reads on this process to the values of the others."""
+        read = part.read(self.steps)
+        if part.of_samples and not self.counts_samples:
+            read = read.without_samples()
+        if self.stage.one_of_several:  # `layers` count those of the whole network
+            layers = None if isinstance(self.layers, Mapping) or not part.of_samples else self.layers
+            read = read.of_stage(self.stage.first_block, layers)
+        for _, metric, _ in values.parts.keys() & read.parts.keys():
+            raise MonitorError(f"{metric} is read by another instrument: it needs another name", subject="instruments")
+        values.update(read)
 
     def _measure(self) -> Measurement | None:
         """Measure, ask the rules for alarms, and write; `_act` warns of the alarms later."""
         processes.require_all_ranks("monitor.step", f"{self._number}/{self._resumed}/{self.steps}")
-        values, certificates = self._read()
-        plans = [part.plan for part in self.inline] or self.plans.values()
-        read, tokens = zip(*processes.gathered((bool(values), [plan.tokens for plan in plans])), strict=True)
+        values = MetricValues()
+        for part in self.instruments:
+            if _defines(part, "read") or _defines(part, "read_stack"):
+                # Ranks go on to the next instrument together: none waits for one that has failed.
+                with self._contained(part, "measured"), distributed.failing_together():
+                    self._read(part, values)
+        tokens_of_stacks = [plan.tokens for plan in self.plans.values()]
+        read, tokens = zip(*processes.gathered((bool(values), tokens_of_stacks)), strict=True)
         if not any(read):
             return None
         longest = (max(filter(None, of_ranks), default=None) for of_ranks in zip(*tokens, strict=True))
@@ -488,8 +435,9 @@ class Monitor:
         alarms: tuple[Alarm, ...] = ()
         stage = None if self.forecast is None else self.forecast.stage
         for k, rule in enumerate(self.rules.rules):
-            with self._failures.contained(f"rule {k + 1} ({self.rules.names[k]}) fails"):
+            with self._failures.contained(f"rule {k + 1} ({self.rules.names[k]}) fails", from_start=True):
                 alarms += tuple(rule.on_measurement(rows, self.steps))
+        certificates = None if self.paths is None else self.paths.certificates
         measurement = Measurement(self.steps, rows, (*self._failures.take(), *alarms), certificates)
         self.last = measurement
         if self._run_writer is not None:
@@ -512,7 +460,8 @@ class Monitor:
         """Switch recording on if the next step may be measured, and otherwise off."""
         on = self._overdue or self.schedule.may_cross(self.every)
         for part in self._recorders:
-            part.record(on)
+            with self._contained(part, "recorded"):
+                part.record(on)
 
     def _call_writers(self, method: str, *args: Any) -> None:
         """Call a method of each writer that has it."""
@@ -520,13 +469,14 @@ class Monitor:
             with self._failures.contained(f"writer {k + 1} ({type(writer).__name__}) fails in {method}"):
                 getattr(writer, method, lambda *_: None)(*args)
 
-    def _open_run(self, metrics: Sequence[str]) -> RunWriter | None:
+    def _open_run(self) -> RunWriter | None:
         """Open the folder on the rank that writes; if that fails, raise on every rank."""
         run_writer, failure = None, None
         if distributed.is_writer():
             description = describe_model(self.model)
             device = ", ".join(description["model"]["devices"])
-            of_stacks = [in_stack(metric, stack) for metric in metrics for stack in self.plans]
+            metrics = next(iter(self.plans.values())).metrics
+            of_stacks = [in_stack(metric.name, stack) for metric in metrics for stack in self.plans]
             manifest = manifest_of(description, device, "as given", "as trained", of_stacks, {})
             manifest = manifest.adding(monitored=self._what)
             try:
@@ -545,83 +495,81 @@ class Monitor:
             raise failure or MonitorError(reason, subject="run")
         return run_writer
 
-    def _initial_notes(self, metrics: Sequence[str]) -> list[str]:
-        """Notes on rules none of whose metrics is measured."""
-        measured = [*metrics]
-        inline_gradients = any(part.has_gradients for part in self.inline)
-        if inline_gradients or (self.probe is not None and self.probe.has_loss):
-            measured.append(GRADIENT_METRIC)
-        measured += [name for part in self.spectra for name in part.names]
-        measured += [name for part in self.jacobians for name in part.names]
-        measured += [f"{kind}_{group}" for part in self.gradients for _, group in part.groups for kind in LEARNT]
-        return self.rules.notes(measured)
 
-    def _refuse_for_several(self, forecast: object, paths_every: object) -> None:
-        """Raise if something was asked for that one stack of blocks has, and several have not."""
-        holds = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}"
-        way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
-        for name, option in (("forecast", forecast), ("paths_every", paths_every)):
-            if option is not None:
-                raise MonitorError(f"{name} is about one stack of blocks; {holds}: {way}", subject=name)
-        if self.stage.one_of_several:
-            raise MonitorError(f"a pipeline stage has blocks of one stack; {holds}: {way}", subject="blocks")
+def _switched_instruments(
+    probe: object, loss: LossFunction | None, embeddings: EmbeddingsLike | None, optimizer: Any, spectra: bool,
+    jacobians: bool, paths_every: int | None, forecast: TrainingForecast | None,
+) -> list[Instrument]:  # fmt: skip
+    """The instruments that the switches of `Monitor` ask for."""
+    sentence = "loss must be a function of what the model returns for the probe; there is no probe: give probe="
+    require(loss is None or probe is not None, sentence, MonitorError, "loss")
+    made: list[Instrument] = [StepNumbers()]
+    made += [Probe(probe, loss)] if probe is not None else []
+    made += [BlockJacobians()] if jacobians else []
+    made += [ProbeEmbeddings(embeddings)] if embeddings is not None else []
+    made += [ProbePaths(paths_every)] if paths_every is not None else []
+    made += [WeightGradients(optimizer)] if optimizer is not None else []
+    made += [WeightSpectra()] if spectra else []
+    return made + ([ForecastCheck(forecast)] if forecast is not None else [])
 
-    def _refuse_compiled(self) -> None:
-        """Raise if training batches of a compiled model cannot show what was asked for."""
-        shows = f"of training batches a compiled {type(self.model).__name__} shows"
-        plans = self.plans.values()
-        metric = next((metric.name for plan in plans for metric in plan.metrics if metric.of != "tokens"), None)
-        if metric is not None:
-            raise MonitorError(f"{shows} its tokens alone, not {metric}: give a probe", subject="metrics")
-        if any(has_listed_parts(plan.blocks) for plan in plans):
-            raise MonitorError(f"{shows} blocks that are called, not lists of parts: give a probe", subject="blocks")
+
+def _in_order(asked: Sequence[Instrument]) -> list[Instrument]:
+    """Instruments in the order in which they are attached, and read: the probe, or training batches, first."""
+    batches = [] if _first(Probe, asked) is not None else [TrainingBatches()]
+    names = [part.name for part in asked]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    require(twice is None, f"instruments must have different names; two are {twice!r}", MonitorError, "instruments")
+    kinds: tuple[type[Instrument], ...] = (Probe, TrainingBatches, BlockJacobians, StepNumbers)
+    return sorted([*batches, *asked], key=lambda part: kinds.index(type(part)) if type(part) in kinds else len(kinds))
+
+
+def _instrument(given: Any) -> Instrument:
+    """An instrument that was given, or the one of this name."""
+    if isinstance(given, str):
+        if given not in INSTRUMENTS:
+            raise MonitorError(one_of("an instrument", given, INSTRUMENTS), subject="instruments")
+        given = INSTRUMENTS[given]()
+    if not isinstance(given, Instrument):
+        received = f"received {given.__name__ if isinstance(given, type) else f'a {type(given).__name__}'}"
+        expected = "instruments must be names, or objects of classes derived from Instrument"
+        raise MonitorError(f"{expected}; {received}", subject="instruments")
+    return given
+
+
+def _first(kind: type[T], asked: Sequence[Instrument]) -> T | None:
+    return next((part for part in asked if isinstance(part, kind)), None)
+
+
+def _defines(part: Instrument, method: str) -> bool:
+    """True if the instrument has a method of its own in place of the default."""
+    return getattr(type(part), method) is not getattr(Instrument, method)
 
 
 def _check_arguments(
-    model: object,
-    every: Any,
-    probe: object,
-    run: object,
-    writers: Any,
-    loss: object,
-    embeddings: object,
-    step: Any,
-    first_block: Any,
+    model: object, every: Any, instruments: Any, run: object, writers: Any, step: Any, first_block: Any
 ) -> None:
     """Raise a sentence about the first argument of `Monitor` that is of a wrong type."""
     received = {name: type(value).__name__ for name, value in locals().items()}
     is_list = isinstance(writers, Sequence) and not isinstance(writers, str)
     wrong = [w for w in writers if not callable(w) or isinstance(w, type)] if is_list else []
-    no_embeddings = "there is no probe: give probe=" if probe is None else f"got {embeddings!r}"
-    no_loss = "there is no probe: give probe=" if probe is None else f"got a {received['loss']}"
     for name, fits, sentence in (
         ("model", isinstance(model, nn.Module),
          f"a monitor takes a torch module; received a {received['model']}"),
         ("every", type(every) is int and every > 0,
          f"every must be a number of steps, 1 or more; got {every!r}"),
+        ("instruments", isinstance(instruments, list | tuple),
+         f"instruments must be a list, instruments=[...]; received a {received['instruments']}"),
         ("run", isinstance(run, str | Path), f"run must be the path of a folder; got a {received['run']}"),
-        ("loss", loss is None or (probe is not None and callable(loss)),
-         f"loss must be a function of what the model returns for the probe; {no_loss}"),
-        ("embeddings", embeddings is None or (probe is not None and (embeddings == "mean" or callable(embeddings))),
-         f"embeddings must be 'mean', or a function of what the model returns for the probe; {no_embeddings}"),
         ("first_block", type(first_block) is int and first_block >= 0,
          f"first_block must be the number of blocks in earlier pipeline stages, 0 or more; got {first_block!r}"),
         ("writers", is_list, f"writers must be a list, writers=[...]; received a {received['writers']}"),
         ("writers", not wrong, "a writer must be a function of a Measurement, or one that is made by "
          f"rankscope.live.writers, such as JSONLines(path); got {[*wrong, None][0]!r}"),
     ):  # fmt: skip
-        if not fits:
-            raise MonitorError(sentence, subject=name)
+        require(fits, sentence, MonitorError, name)
     _check_step(step)
 
 
 def _check_step(step: Any) -> None:
     if not isinstance(step, Integral) or int(step) < 0:
         raise MonitorError(f"step must be a whole number, 0 or more; got {step!r}", subject="step")
-
-
-def _scalar(value: Any) -> Tensor:
-    """A number as a tensor, left on its device: copying it would make the device wait at every step."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    return torch.tensor(float(value), dtype=torch.float64, device="cpu")

@@ -1,8 +1,8 @@
 """`Probe`: a fixed batch with which the model is called again at every measurement of a training.
 
-`Monitor` makes one from its argument `probe` and calls `measure`, which calls the model inside
-`preserved_training_state`, under a `StackWatch` for each stack of blocks, which reads each layer. Embeddings of its
-samples go to `embeddings.py`. If there is a loss, `TokenGradients` also measures the gradient at each layer's tokens:
+It calls the model inside `preserved_training_state`, under a `StackWatch` for each stack of blocks, which reads each
+layer. `listeners` are shown each call there, such as `embeddings.py`. If there is a loss, `TokenGradients` also
+measures the gradient at each layer's tokens:
 
     grad_tokens = B ||dL/dX||_F   of each sample, B the number of samples
 
@@ -14,22 +14,22 @@ one (an optimiser, DDP, a hook) notices. `inline.py` measures the same number of
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from rankscope.errors import MonitorError, RankscopeError, WatchError
+from rankscope.errors import MonitorError, RankscopeError, WatchError, require
 from rankscope.live import processes
+from rankscope.live.attention import OBSERVERS
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
 from rankscope.live.hooks import Hooks
 from rankscope.live.monitor import distributed
-from rankscope.live.monitor.embeddings import ProbeEmbeddings
-from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.running_sums import MetricValues, joined_stacks
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
 from rankscope.live.stack_watch import StackWatch
@@ -37,7 +37,9 @@ from rankscope.live.tensor_parallel import TensorParallel
 from rankscope.sources import first_line
 
 GRADIENT_METRIC = "grad_tokens"
+T = TypeVar("T")
 LossFunction = Callable[[Any], Tensor]  # takes what the model returns, and gives a tensor of one number
+ProbeListener = Callable[[Mapping[str, StackWatch], Any], None]  # of a call: the watch of each stack, what it returned
 
 
 def gradient_norms(plan: WatchPlan, gradient: Tensor) -> Tensor:
@@ -57,28 +59,37 @@ def join_gradients(values: MetricValues, together: TensorParallel | None) -> Non
         values.parts[key] = [(norm.to(x.device), torch.zeros_like(x)) for norm, x in zip(norms, part, strict=True)]
 
 
-class TokenGradients:
-    """Notes the place of each layer's tokens in the graph while the model is called, and differentiates."""
+class BlockFollower:
+    """Follows the calls of a stack's blocks in this thread: `_on_input` and `_on_output` are their hooks."""
+
+    _on_input: Callable[..., None]
+    _on_output: Callable[..., None]
 
     def __init__(self, plan: WatchPlan) -> None:
         self.plan = plan
         self.first_layers = {id(block): layer for layer, block in reversed(list(enumerate(plan.blocks, 1)))}
-        self.blocks = list(dict.fromkeys(plan.blocks))
-        self.layer = 0
-        self.shape: torch.Size | None = None
-        # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
-        self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Inside, the blocks are hooked."""
-        if has_listed_parts(self.blocks):
+        if has_listed_parts(self.plan.blocks):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
         with Hooks(of_this_thread=True) as hooks:
-            for block in self.blocks:
+            for block in dict.fromkeys(self.plan.blocks):
                 hooks.attach(block, self._on_input, before=True, with_kwargs=True)
                 hooks.attach(block, self._on_output)
             yield
+
+
+class TokenGradients(BlockFollower):
+    """Notes the place of each layer's tokens in the graph while the model is called, and differentiates."""
+
+    def __init__(self, plan: WatchPlan) -> None:
+        super().__init__(plan)
+        self.layer = 0
+        self.shape: torch.Size | None = None
+        # The tensors of each layer that could be its tokens: of several, the next block takes the right one.
+        self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
 
     def known_edges(self) -> dict[int, GradientEdge]:
         """The edges of every layer that is measured and whose tokens are known: its block returned one tensor of their
@@ -137,42 +148,46 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     return value
 
 
-@dataclass
-class Probe:
-    """The arguments that the model is called with: copies, so that the loop may change its batch."""
+class Probe(Instrument):
+    """Calls the model with a fixed batch at every measurement, and reads each layer.
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss: LossFunction | None = None  # the loss to differentiate; None: the output's own
-    embeddings: ProbeEmbeddings | None = None  # takes the embeddings of every call
+    Args:
+        batch: A tensor, a dictionary of the model's arguments, or a tuple or list of them; it is copied, so that the
+            loop may change its own.
+        loss: The loss to differentiate, a function of what the model returns; by default the output's own, if any.
+    """
+
+    name, subject, must_work = "probe", "the probe is", True
     together: TensorParallel | None = None  # the processes that share the model, and are given the same samples
-    notes: list[str] = field(default_factory=list)  # why gradients are no longer measured
-    measured: bool = False  # a measurement succeeded: a loss that fails from now on is a note
+    measured = False  # a measurement succeeded: a loss that fails from now on is a note
+    _differentiable = True  # False once a rank could not compute gradients
 
-    @classmethod
-    def of(
-        cls,
-        batch: object,
-        loss: LossFunction | None = None,
-        embeddings: ProbeEmbeddings | None = None,
-        together: TensorParallel | None = None,
-    ) -> "Probe":
-        """A probe from a tensor, a dictionary of the model's arguments, or a tuple or list of them."""
+    def __init__(self, batch: object, loss: LossFunction | None = None) -> None:
         if not isinstance(batch, Tensor | Mapping | tuple | list):
             received = f"received a {type(batch).__name__}: give one batch, as next(iter(loader)) has it"
             raise MonitorError(f"a probe must be a tensor, a dictionary or a tuple; {received}", subject="probe")
         args = [batch] if isinstance(batch, Tensor) else [] if isinstance(batch, Mapping) else batch
-        kwargs = {str(name): _copied(value) for name, value in batch.items()} if isinstance(batch, Mapping) else {}
-        probe = cls(tuple(map(_copied, args)), kwargs, loss, embeddings, together)
-        if not any(isinstance(value, Tensor) for value in (*probe.args, *probe.kwargs.values())):
-            raise MonitorError("a probe must hold a tensor for the model; received none", subject="probe")
-        return probe
+        self.args, self.loss = tuple(map(_copied, args)), loss
+        self.kwargs = {str(name): _copied(value) for name, value in batch.items()} if isinstance(batch, Mapping) else {}
+        holds = any(isinstance(value, Tensor) for value in (*self.args, *self.kwargs.values()))
+        require(holds, "a probe must hold a tensor for the model; received none", MonitorError, "probe")
+        wrong = f"loss must be a function of what the model returns for the probe; got a {type(loss).__name__}"
+        require(loss is None or callable(loss), wrong, MonitorError, "loss")
+        self.listeners: list[ProbeListener] = []
+
+    def attach(self) -> None:
+        """Refuse pipeline stages, and labels that not all processes have."""
+        sentence = "pipeline stages are measured on training batches, which pass through all of them; got a probe"
+        require(not self.monitor.stage.one_of_several, f"{sentence}: leave probe= out", MonitorError, "probe")
+        self.together = next(iter(self.monitor.plans.values())).tensor_parallel
+        distributed.require_agreement("labels of the probe", self.has_loss)
+        self.metrics = (GRADIENT_METRIC,) * self.has_loss
 
     @property
     def has_loss(self) -> bool:
         """True if there is something to differentiate: a loss, or labels of which the model makes one."""
         labelled = any(name.endswith("labels") and value is not None for name, value in self.kwargs.items())
-        return not self.notes and (self.loss is not None or labelled)
+        return self._differentiable and (self.loss is not None or labelled)
 
     @property
     def description(self) -> str:
@@ -191,17 +206,22 @@ class Probe:
         digest = sha256("".join(sorted(row for share in shares for row in share)).encode()).hexdigest()[:8]
         return f"the probe {digest}"
 
-    def measure(self, model: nn.Module, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
+    def read(self, step: int) -> MetricValues:
         """What was read of each stack of blocks in one call with the probe; if a rank cannot compute gradients, all
         leave them out afterwards.
-
-        Args:
-            model: The model.
-            plans: What to measure of each stack, by its name.
 
         Raises:
             MonitorError: The model cannot be called with the probe.
         """
+        plans = self.monitor.plans
+        by_stack = beside_plugins([*plans.values()], lambda: self._read_stacks(plans))
+        self.measured = True
+        for name, plan in plans.items():
+            join_gradients(by_stack[name], plan.tensor_parallel)
+        return joined_stacks(by_stack)
+
+    def _read_stacks(self, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
+        model = self.monitor.model
         values, failure, why = dict[str, MetricValues](), None, None
         if self.has_loss:
             try:
@@ -216,8 +236,8 @@ class Probe:
                     raise failure
                 values = self._without_gradients(model, plans)
             if why is not None:  # the loss failed, not the model
-                self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
-        self.measured = True
+                self._differentiable = False
+                self.remarks.append(f"gradients at the probe's tokens are not measured: {why}")
         return values
 
     def _without_gradients(self, model: nn.Module, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
@@ -233,8 +253,9 @@ class Probe:
     def call(self, model: nn.Module) -> Any:
         """What the model returns for the probe, which is moved to its device."""
         device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
-        args = [_moved(value, device) for value in self.args]
-        return model(*args, **{name: _moved(value, device) for name, value in self.kwargs.items()})
+        args, named = [*self.args, *self.kwargs.values()], len(self.args)
+        args = [value.to(device) if isinstance(value, Tensor) else value for value in args]
+        return model(*args[:named], **dict(zip(self.kwargs, args[named:], strict=True)))
 
     def _measure(
         self, model: nn.Module, plans: Mapping[str, WatchPlan], gradients: Mapping[str, TokenGradients]
@@ -249,14 +270,40 @@ class Probe:
                 for noted in gradients.values():
                     entered.enter_context(noted.attached())
                 output = self.call(model)
-            if self.embeddings is not None:
-                self.embeddings.take(watches, output)
+            for listener in self.listeners:
+                listener(watches, output)
             if gradients and (loss := loss_in(output, self.loss)) is not None:
                 of_gradients = token_gradients(loss, gradients)
         values = {name: values_of(watch) for name, watch in watches.items()}
         for name, more in of_gradients.items():
             values[name].update(more)
         return values
+
+
+def beside_plugins(plans: Sequence[WatchPlan], read: Callable[[], T]) -> T:
+    """What is read by these plans. If that fails with a plugin's way to see attention, and not without, the plugin is
+    named in a warning and a note, and the plans are without from then on."""
+    try:
+        return read()
+    except Exception as error:
+        added, ways = OBSERVERS.group.added, [plan.attention for plan in plans]
+        strangers = [name for name, way in added.items() if any(way in each for each in ways)]
+        if not strangers:
+            raise
+        for plan in plans:
+            plan.attention = [way for way in plan.attention if way not in added.values()]
+        try:
+            reading = read()
+        except Exception:
+            for plan, way in zip(plans, ways, strict=True):
+                plan.attention = way
+            raise error from None
+        cause = error.__cause__ or error
+        for name in strangers:
+            OBSERVERS.group.failed(name, cause)
+        why = f"{type(cause).__name__}: {first_line(cause)}"
+        plans[0].remarks[f"attention is not seen by {', '.join(strangers)}, of a plugin: {why}"] = None
+        return reading
 
 
 def values_of(watch: StackWatch) -> MetricValues:
@@ -283,7 +330,3 @@ def _bytes(x: Tensor) -> bytes:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

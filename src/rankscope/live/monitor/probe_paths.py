@@ -1,8 +1,7 @@
 """Path shares and certificates of the probe, measured every `paths_every` steps.
 
-`Monitor` makes one `ProbePaths` and calls `measure` when it is due. The model's weights are then copied to
-the CPU in float64, as a canonical network whose output is compared with the model's on the probe itself
-(`sources/batch_network.py`), and of that network are read
+When they are due, the model's weights are copied to the CPU in float64, as a canonical network whose output is compared
+with the model's on the probe itself (`sources/batch_network.py`), and of that network are read
 
     paths_0, paths_1, ...    the share of the output that paths of each length carry, biases included:
                              <T_l, Y> / <Y, Y>, T_l the sum of their terms, Y the output; they add up to 1
@@ -10,7 +9,7 @@ the CPU in float64, as a canonical network whose output is compared with the mod
                              the last layer at which it says something, and what is measured there
 
 If the model cannot be copied any more, because its weights are NaN for example, the rows have no numbers and
-`notes` says why.
+`remarks` say why.
 """
 
 from collections.abc import Iterator
@@ -18,14 +17,13 @@ from contextlib import contextmanager
 
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live import processes
 from rankscope.live.hooks import isolated
-from rankscope.live.modules import unwrapped
 from rankscope.live.monitor import distributed
-from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.padding import arguments_of
@@ -41,23 +39,35 @@ CPU = torch.device("cpu")
 BUDGET = 2e11  # multiplications of one measurement, about a minute of one core
 
 
-class ProbePaths:
-    """Measures paths and certificates of a probe every `paths_every` steps: of as many of its first samples as take no
-    more multiplications than `budget`, one at least. What `load` cannot take over is refused, on every rank alike."""
+class ProbePaths(Instrument):
+    """Measures paths and certificates of a probe every so many steps: of as many of its first samples as take no
+    more multiplications than `budget`, one at least. What `load` cannot take over is refused, on every rank alike.
 
-    def __init__(
-        self, model: nn.Module, probe: Probe | None, every: int, paths_every: int, budget: float = BUDGET
-    ) -> None:
-        if type(paths_every) is not int or paths_every < 1 or paths_every % every:
-            sentence = f"paths_every must be a multiple of every={every}; got {paths_every!r}"
+    Args:
+        every: Steps between two measurements, a multiple of the monitor's; by default the monitor's.
+        budget: Multiplications that one measurement may take.
+    """
+
+    name, subject, of_samples, must_work = "paths", "paths and certificates are", False, True
+
+    def __init__(self, every: int | None = None, budget: float = BUDGET) -> None:
+        self.every, self.budget = every, budget
+        self.certificates: pl.DataFrame | None = None  # of the last measurement, if it was due
+
+    def attach(self) -> None:
+        """Copy the model once; refuse one that cannot be copied, or a training without a probe."""
+        self.monitor.require_one_stack("paths_every")
+        self.every = self.monitor.every if self.every is None else self.every
+        if type(self.every) is not int or self.every < 1 or self.every % self.monitor.every:
+            sentence = f"paths_every must be a multiple of every={self.monitor.every}; got {self.every!r}"
             raise MonitorError(sentence, subject="paths_every")
-        if probe is None:
+        distributed.require_agreement("metrics and steps", self.every)
+        if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
-        if distributed.is_sharded(model):
+        if distributed.is_sharded(model := self.monitor.wrapped):
             came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
             raise MonitorError(f"paths need all weights on one process; {came}", subject="paths_every")
-        self.every, self.budget, self.notes = paths_every, budget, list[str]()
-        self.model = unwrapped(model)
+        self.model = self.monitor.model
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
         failure = None
         try:
@@ -73,8 +83,11 @@ class ProbePaths:
             if isinstance(argument, Tensor) and argument.ndim and len(argument) == samples:  # an entry for each sample
                 self.batch[name] = argument[: self.samples]
 
-    def measure(self, step: int) -> tuple[MetricValues, pl.DataFrame]:
-        """Path shares by length, and the rows of the certificates; the training does not notice."""
+    def read(self, step: int) -> MetricValues:
+        """Path shares by length, if they are due, with the rows of `certificates`; the training does not notice."""
+        values, self.certificates = MetricValues(), None
+        if self.every is None or not self.monitor.schedule.crossed(self.every):
+            return values
         shares = torch.full((self.lengths, self.samples), torch.nan, dtype=torch.float64)
         table, failure = None, None
         try:
@@ -86,12 +99,12 @@ class ProbePaths:
         except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
             failure = f"step {step}: paths or certificates are not measured: {first_line(error)}"
         tables = [theirs for theirs in processes.gathered(table) if theirs is not None]
-        self.notes += [why for why in dict.fromkeys(processes.gathered(failure)) if why is not None]
-        values = MetricValues()
+        self.remarks += [why for why in dict.fromkeys(processes.gathered(failure)) if why is not None]
         for length, share in enumerate(shares):
             values.add(None, f"paths_{length}", share)
         complete = len(tables) == processes.world_size()
-        return values, certificate_rows(step, tables if complete else [])
+        self.certificates = certificate_rows(step, tables if complete else [])
+        return values
 
     @contextmanager
     def _isolated(self) -> Iterator[None]:
@@ -106,10 +119,10 @@ class ProbePaths:
         affordable = min(samples, max(1, int(self.budget // sample)))
         if affordable < samples:
             first = f"the first {affordable} of the probe's {samples} samples"
-            self.notes.append(f"paths and certificates are of {first}: more take longer than a minute")
+            self.remarks.append(f"paths and certificates are of {first}: more take longer than a minute")
         if sample > self.budget:
             take = f"{tokens} tokens take some {sample / self.budget:.0f} minutes of one core at each measurement"
-            self.notes.append(f"paths and certificates of a sample of {take}: shorter samples are quicker")
+            self.remarks.append(f"paths and certificates of a sample of {take}: shorter samples are quicker")
         return affordable
 
 

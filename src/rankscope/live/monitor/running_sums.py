@@ -6,8 +6,8 @@ Of n values with mean m and `M = sum (v - m)^2`, and n', m', M' of n' further va
 
 (Chan et al. 1979), so parts in any grouping give the numbers of all values at once. NaN and infinity are counted apart.
 
-The probe, `inline.py` and the gradients put values into a `MetricValues`; `Monitor` calls `sums()` once per
-measurement and has `distributed.py` merge the sums of all processes with `merge_sums`.
+Instruments put values into a `MetricValues`; `Monitor` calls `sums()` once per measurement and has `distributed.py`
+merge the sums of all processes with `merge_sums`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankscope.errors import MonitorError
 from rankscope.profiles import Readings
 from rankscope.shapes import Float
 from rankscope.trainings import in_stack
@@ -71,8 +72,20 @@ class MetricValues:
     def __bool__(self) -> bool:
         return bool(self.parts)
 
-    def add(self, layer: int | None, metric: str, value: Tensor, floor: Tensor | None = None) -> None:
-        """Add values `[sample]` or `[sample, head]` of a metric, such as those of one micro-batch."""
+    def add(self, layer: int | None, metric: str, value: Tensor | float, floor: Tensor | None = None) -> None:
+        """Add values `[sample]` or `[sample, head]` of a metric, such as those of one micro-batch, or one number.
+
+        Args:
+            layer: The layer, 0 for what the first block takes; None for numbers of the whole run.
+            metric: The name of the metric.
+            value: The values.
+            floor: For each of them, below what it is rounding noise; 0 if left out.
+        """
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            value = torch.as_tensor(value, dtype=torch.float64, device="cpu")[None]
+        if value.ndim > 2:
+            came = f"got a tensor {tuple(value.shape)} of {metric}"
+            raise MonitorError(f"values must be a number, [sample] or [sample, head]; {came}", subject="value")
         floor = torch.zeros_like(value) if floor is None else floor
         self.parts.setdefault((layer, metric, value.ndim == 2), []).append((value, floor))
 

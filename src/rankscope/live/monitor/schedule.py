@@ -1,8 +1,16 @@
-"""`Schedule`: which steps of a training `Monitor` measures."""
+"""`Schedule`: which steps of a training `Monitor` measures; `StepNumbers`: the numbers that it is given with them."""
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from rankscope.errors import MonitorError
+from rankscope.live.monitor.distributed import require_agreement
+from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.running_sums import MetricValues
 
 STRIDES = 16  # how many strides of steps are remembered
 
@@ -37,3 +45,41 @@ class Schedule:
     def may_cross(self, every: int) -> bool:
         """True if the next step may reach or pass a multiple of `every`."""
         return (self.step + max(self.strides, default=every)) // every > self.step // every
+
+
+class StepNumbers(Instrument):
+    """Keeps the numbers that `Monitor.step` is given, such as the loss, and reads their means since the last
+    measurement."""
+
+    name, subject, must_work = "scalars", "numbers given to monitor.step are", True
+
+    def __init__(self) -> None:
+        self.given: dict[str, list[Tensor]] = {}  # since the last measurement
+
+    def add(self, numbers: Mapping[str, Any]) -> None:
+        """Keep the numbers of a step; one that is None is left out. Tensors stay on their device: copying them would
+        make the device wait at every step."""
+        for name, value in [(name, _scalar(value)) for name, value in numbers.items() if value is not None]:
+            self.given.setdefault(name, []).append(value)
+
+    def read(self, step: int) -> MetricValues:
+        """The numbers of all steps since the last measurement."""
+        require_agreement("numbers in monitor.step", sorted(self.given), self.monitor.stage.first_block)
+        values = MetricValues()
+        for name, numbers in sorted(self.given.items()):
+            values.add(None, name, torch.stack([number.double().cpu().reshape(()) for number in numbers]))
+        return values
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """The numbers that are not yet measured."""
+        return {name: list(numbers) for name, numbers in self.given.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the numbers of a checkpoint."""
+        self.given = {name: list(map(_scalar, numbers)) for name, numbers in state.items()}
+
+
+def _scalar(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(float(value), dtype=torch.float64, device="cpu")

@@ -5,9 +5,9 @@ Of the weights W of a parameter group, at a step that is measured:
     grad_GROUP   = ||G||_F,  G the gradient as the optimiser uses it (after clipping, if the loop clips)
     update_GROUP = ||W_after - W_before||_F / ||W_before||_F
 
-`Monitor` calls `record(True)` before a step that may be measured. Hooks around `optimizer.step()` then copy the weights
-and take sums of squares, which stay on their device; after the step `Monitor` calls `values()`. If the optimiser makes
-several steps in between, the last one counts. Neither weights nor gradients are written to.
+While a step is recorded, hooks around `optimizer.step()` copy the weights and take sums of squares, which stay on their
+device. If the optimiser makes several steps in between, the last one counts. Neither weights nor gradients are written
+to.
 
 Groups are queries and keys, values and outputs, MLP (`parameter_groups`), told apart by name and shape. A
 weight is a matrix, or a stack of matrices as experts have: biases and gains of norms are left out. Many
@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,7 +34,9 @@ from rankscope.errors import MonitorError
 from rankscope.live import processes
 from rankscope.live.hooks import without_dropout
 from rankscope.live.monitor import distributed
+from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.plan import WatchPlan
 from rankscope.sources import first_line
 
 Group = Literal["query_key", "value_output", "mlp"]
@@ -288,24 +289,29 @@ def first_layer(block_number: int, called: Mapping[int, int]) -> int:
     return min((layer for layer, at in called.items() if at == block_number), default=block_number)
 
 
-def shared_weights_notes(blocks: Sequence[nn.Module], called: Mapping[int, int]) -> list[str]:
-    """Notes on weights that serve several layers: of one block that is called again and again, or of several."""
-    notes, holders = [], dict[int, dict[int, str]]()  # by weight, its name in the block of each layer
-    for block_number, block in enumerate(blocks, 1):
-        first, *repeats = sorted(layer for layer, at in called.items() if at == block_number) or [block_number]
-        if repeats:
-            same = f"layers {', '.join(map(str, (first, *repeats)))} are one block"
-            notes.append(f"{same}: gradients, updates and spectra of its weights are of all of them, at layer {first}")
-        for name, weight in block.named_parameters() if block not in blocks[: block_number - 1] else ():
-            if weight.ndim > 1 and weight.requires_grad:
-                holders.setdefault(id(weight), {})[first] = name
-    shared: dict[tuple[int, ...], list[str]] = {}
-    for names_by_layer in holders.values():
-        shared.setdefault(tuple(names_by_layer), []).append(next(iter(names_by_layer.values())))
-    for layers, names in shared.items():
-        if len(layers) > 1:
-            share = f"layers {', '.join(map(str, layers))} share {', '.join(names[:4])}{' and more' * (len(names) > 4)}"
-            notes.append(f"{share}: the gradient of such a weight is of all of them, and stands at each")
+def shared_weights_notes(plans: Mapping[str, WatchPlan]) -> list[str]:
+    """Notes on weights that serve several layers of a stack: of one block that is called again and again, or of
+    several."""
+    notes = []
+    for plan in plans.values():
+        holders: dict[int, dict[int, str]] = {}  # by weight, its name in the block of each layer
+        for block_number, block in enumerate(plan.blocks, 1):
+            first, *repeats = sorted(layer for layer, at in plan.called.items() if at == block_number) or [block_number]
+            if repeats:
+                same = f"layers {', '.join(map(str, (first, *repeats)))} are one block"
+                what = "gradients, updates and spectra of its weights are of all of them"
+                notes.append(f"{same}: {what}, at layer {first}")
+            for name, weight in block.named_parameters() if block not in plan.blocks[: block_number - 1] else ():
+                if weight.ndim > 1 and weight.requires_grad:
+                    holders.setdefault(id(weight), {})[first] = name
+        shared: dict[tuple[int, ...], list[str]] = {}
+        for names_by_layer in holders.values():
+            shared.setdefault(tuple(names_by_layer), []).append(next(iter(names_by_layer.values())))
+        for layers, names in shared.items():
+            if len(layers) > 1:
+                more = " and more" * (len(names) > 4)
+                share = f"layers {', '.join(map(str, layers))} share {', '.join(names[:4])}{more}"
+                notes.append(f"{share}: the gradient of such a weight is of all of them, and stands at each")
     return notes
 
 
@@ -313,65 +319,89 @@ NO_VALUE = torch.zeros(0, dtype=torch.float64, device="cpu")
 """Of a step that was not made, and of ranks that do not write."""
 
 
-class WeightGradients:
-    """Records gradients and updates by hooks of an optimiser, while `recording` is True. Of the ranks that have the
-    same blocks, one `counts`; `called` says which layers each block is (`WatchPlan.called`)."""
+class WeightGradients(Instrument):
+    """Records gradients and updates by hooks of an optimiser, while `recording` is True."""
 
-    def __init__(
-        self, optimizer: Any, blocks: list[nn.Module], counts: bool = True,
-        called: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    name, subject = "gradients", "gradients and updates of weights are"
+    of_samples, must_work = False, True
+
+    def __init__(self, optimizer: Any) -> None:
         inner = torch_optimizer(optimizer)
         if inner is None:
             received = f"received a {type(optimizer).__name__}: give the one whose step() the loop calls"
             raise MonitorError(f"optimizer must be a torch optimiser; {received}", subject="optimizer")
-        self.optimizer, self.counts, self.called = inner, counts, called
-        self.recording, self.steps = False, 0  # the steps that the optimiser has made
-        self.groups, left_out = parameter_groups(blocks)
-        self.notes = left_out_note("gradients", left_out)
-        if not self.groups:
-            why = "no block has weights whose names say whether they are of queries, keys, values, outputs or the MLP"
-            self.notes.append(f"gradients of weights are not measured: {why}")
-        self._slices = {part.key: part for parts in self.groups.values() for part in parts}
+        self.optimizer, self.steps = inner, 0  # the steps that the optimiser has made
+        self._hooks: list[Any] = []
         self._before: dict[SliceKey, Tensor] = {}
-        # Of gradients, of weights and of updates: for each weight, a sum of squares for each output.
-        self._squares: dict[str, dict[SliceKey, Tensor]] = {}
-        self._rate: Any = None
+
+    def attach(self) -> None:
+        """Find the weights of each group, and hook the optimiser."""
+        self.groups: dict[str, ParameterGroups] = {}
+        for stack, plan in self.monitor.plans.items():
+            self.groups[stack], left_out = parameter_groups(plan.blocks)
+            self.remarks += left_out_note("gradients", left_out)
+            if not self.groups[stack]:
+                why = "no block has weights whose names say whether they are of queries, keys, values, outputs or"
+                self.remarks.append(f"gradients of weights are not measured: {why} the MLP")
+        groups = dict.fromkeys(group for of_stack in self.groups.values() for _, group in of_stack)
+        self.metrics = [f"{kind}_{group}" for group in groups for kind in ("grad", "update")]
+        every_part = (part for of_stack in self.groups.values() for parts in of_stack.values() for part in parts)
+        self._slices = {part.key: part for part in every_part}
         self._scale: float | Tensor = 1.0
         self._skipped: bool | Tensor = False
-        self._failure: str | None = None  # why the step could not be recorded; the optimiser makes it all the same
-        self._hooks = [inner.register_step_pre_hook(self._before_step), inner.register_step_post_hook(self._after_step)]
+        self.record(False)
+        before, after = self.optimizer.register_step_pre_hook, self.optimizer.register_step_post_hook
+        self._hooks = [before(self._before_step), after(self._after_step)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured, and why; and which weights serve several layers."""
+        notes, calls = self.remarks + shared_weights_notes(self.monitor.plans), self.monitor.schedule.counted
+        if calls and not self.steps:
+            made = f"in {calls} calls of monitor.step the optimizer that was given made no step"
+            notes.append(f"gradients and updates of weights are not measured: {made}")
+        return notes
 
     def record(self, on: bool) -> None:
         """Drop what was recorded, and record the next step or not."""
-        self.recording, self._squares, self._rate, self._failure = on, {}, None, None
+        self.recording = on
+        # Of gradients, of weights and of updates: for each weight, a sum of squares for each output.
+        self._squares: dict[str, dict[SliceKey, Tensor]] = {}
+        self._rate: Any = None
+        self._failure: str | None = None  # why the step could not be recorded; the optimiser makes it all the same
 
     @torch.no_grad()
-    def values(self, rate: bool) -> MetricValues:
-        """The numbers of the last recorded step, and its learning rate if `rate`; none if a scaler skipped it."""
-        values = MetricValues()
+    def read(self, step: int) -> MetricValues:
+        """The numbers of the last recorded step, and its learning rate if `Monitor.step` was given none; no numbers if
+        a scaler skipped the step."""
         if not self.recording:
-            return values
+            return MetricValues()
         failure = next(filter(None, processes.gathered(self._failure)), None)
-        if failure is not None and not any(failure in note for note in self.notes):
-            self.notes.append(f"gradients and updates of weights were not recorded: {failure}")
-        made = "update" in self._squares and not self._skipped and failure is None
-        for (block_number, group), parts in self.groups.items():
-            layer = first_layer(block_number, self.called)
-            norm = {name: _norm(parts, squares) for name, squares in self._squares.items() if made}
-            values.add(layer, f"grad_{group}", self._counted(norm["gradient"] / self._scale) if made else NO_VALUE)
-            values.add(layer, f"update_{group}", self._counted(norm["update"] / norm["weight"]) if made else NO_VALUE)
-        if rate:
-            last = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
-            if last is not None:
-                as_tensor = last if isinstance(last, Tensor) else torch.tensor(last, dtype=torch.float64, device="cpu")
-                values.add(None, "lr", counted_once(as_tensor.double(), distributed.is_writer()))
+        if failure is not None and not any(failure in note for note in self.remarks):
+            self.remarks.append(f"gradients and updates of weights were not recorded: {failure}")
+        self._made = "update" in self._squares and not self._skipped and failure is None
+        values = super().read(step)
         self.record(False)
         return values
 
-    def _counted(self, value: Tensor) -> Tensor:
-        """A number of the step as a sample, if this rank counts."""
-        return counted_once(value, self.counts)
+    def read_stack(self, plan: WatchPlan) -> MetricValues:
+        """Sizes of gradients and of updates of one stack's weights, and with the first the learning rate."""
+        values, counts = MetricValues(), self.monitor.stage.counts
+        for (block_number, group), parts in self.groups[plan.name].items():
+            layer = first_layer(block_number, plan.called)
+            grad = update = NO_VALUE
+            if self._made:
+                norm = {name: _norm(parts, squares) for name, squares in self._squares.items()}
+                grad, update = norm["gradient"] / self._scale, norm["update"] / norm["weight"]
+                grad, update = counted_once(grad, counts), counted_once(update, counts)
+            values.add(layer, f"grad_{group}", grad)
+            values.add(layer, f"update_{group}", update)
+        rate = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
+        first = plan.name == next(iter(self.groups)) and "lr" not in self.monitor.numbers.given
+        if first and rate is not None:
+            as_tensor = rate if isinstance(rate, Tensor) else torch.tensor(rate, dtype=torch.float64, device="cpu")
+            values.add(None, "lr", counted_once(as_tensor.double(), distributed.is_writer()))
+        return values
 
     def close(self) -> None:
         """Remove the hooks from the optimiser."""

@@ -12,19 +12,20 @@ The norm is found by subspace iteration: `COLUMNS` vectors go through `W^T W` an
 times at the first measurement and `LATER` times at later ones, from where the last measurement left them. It approaches
 the norm from below, so that a stable rank is never too small. A measurement costs `4 COLUMNS` operations for each entry
 of the weights and iteration: of a 1B model two iterations are 64 GFlop, as a forward pass of 32 tokens.
-`Monitor` calls `values` when it measures; training is not touched.
+Training is not touched.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from rankscope.live.hooks import isolated
 from rankscope.live.monitor import distributed
+from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.weight_gradients import (
     Group,
@@ -33,66 +34,64 @@ from rankscope.live.monitor.weight_gradients import (
     first_layer,
     left_out_note,
     parameter_groups,
+    shared_weights_notes,
 )
+from rankscope.live.plan import WatchPlan
 from rankscope.shapes import Float
 
 COLUMNS, FIRST, LATER = 8, 32, 2
 
 
-class WeightSpectra:
-    """Measures weights of groups again and again, from one measurement's singular vectors to the next one's.
+class WeightSpectra(Instrument):
+    """Measures weights of groups again and again, from one measurement's singular vectors to the next one's."""
 
-    Args:
-        blocks: The blocks.
-        counts: True on one of the ranks that have the same blocks.
-        called: By layer, the place of its block in the list, as far as it was seen (`WatchPlan.called`).
-    """
+    name, subject, of_samples, must_work = "spectra", "spectra of weights are", False, True
 
-    def __init__(
-        self, blocks: Sequence[nn.Module], counts: bool = True, called: Mapping[int, int] = MappingProxyType({})
-    ) -> None:
-        (self.groups, left_out), self.counts, self.called = parameter_groups(blocks, applied=True), counts, called
-        self._vectors: dict[str, Tensor] = {}  # by number of the block, group and index in the group
-        self.notes = left_out_note("spectra", left_out)
+    def attach(self) -> None:
+        """Find the weights of each group."""
+        found = {stack: parameter_groups(plan.blocks, applied=True) for stack, plan in self.monitor.plans.items()}
+        self.groups = {stack: groups for stack, (groups, _) in found.items()}
+        self.remarks += [note for _, names in found.values() for note in left_out_note("spectra", names)]
+        groups = dict.fromkeys(group for of_stack in self.groups.values() for _, group in of_stack)
+        self.metrics = [f"{kind}_{group}" for group in groups for kind in ("spectral_norm", "stable_rank")]
+        # Of each stack, by number of the block, group and index in the group.
+        self._vectors: list[dict[str, Tensor]] = [{} for _ in self.groups]
 
     @property
-    def names(self) -> list[str]:
-        """The names of what is measured."""
-        groups = dict.fromkeys(group for _, group in self.groups)
-        return [f"{kind}_{group}" for group in groups for kind in ("spectral_norm", "stable_rank")]
+    def notes(self) -> list[str]:
+        """Weights that belong to no group, and those that serve several layers."""
+        return self.remarks + shared_weights_notes(self.monitor.plans)
 
-    def values(self) -> MetricValues:
+    def read_stack(self, plan: WatchPlan) -> MetricValues:
         """The numbers of every block and group."""
-        values = MetricValues()
-        for (block_number, group), parts in self.groups.items():
-            named = [(f"{block_number} {group} {k}", part, group) for k, part in enumerate(parts)]
-            norms, ranks = zip(*itertools.starmap(self._measured, named), strict=True)
-            for kind, value in (
-                ("spectral_norm", torch.stack(norms).amax()),
-                ("stable_rank", torch.stack(ranks).amin()),
-            ):
-                layer = first_layer(block_number, self.called)
-                values.add(layer, f"{kind}_{group}", counted_once(value, self.counts))
+        values, vectors = MetricValues(), self._vectors[list(self.groups).index(plan.name)]
+        for (block_number, group), parts in self.groups[plan.name].items():
+            named = [(vectors, f"{block_number} {group} {k}", part, group) for k, part in enumerate(parts)]
+            norms, ranks = zip(*itertools.starmap(_measured, named), strict=True)
+            layer, counts = first_layer(block_number, plan.called), self.monitor.stage.counts
+            values.add(layer, f"spectral_norm_{group}", counted_once(torch.stack(norms).amax(), counts))
+            values.add(layer, f"stable_rank_{group}", counted_once(torch.stack(ranks).amin(), counts))
         return values
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The vectors from which the next measurement goes on."""
-        return dict(self._vectors)
+    def state_dict(self) -> dict[str, list[dict[str, Tensor]]]:
+        """The vectors from which the next measurement goes on, of this pipeline stage."""
+        return {str(self.monitor.stage.first_block): [dict(vectors) for vectors in self._vectors]}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; begin anew if that is nothing."""
-        self._vectors = dict(state)
+        vectors = state.get(str(self.monitor.stage.first_block), [{}] * len(self._vectors))
+        self._vectors = [dict(of_stack) for of_stack in vectors]
 
-    def _measured(self, name: str, part: ParameterSlice, group: Group) -> tuple[Tensor, Tensor]:
-        """(The largest spectral norm, the smallest stable rank) of one slice."""
-        with isolated(next(part.owner.parameters()).device):
-            W, V = matrices(part, distributed.full_tensor(part.applied), group), self._vectors.get(name)
-            again = V is not None and V.shape[:-1] == (*W.shape[:-2], W.shape[-1])
-            start = V.to(W) if again and V is not None else None
-            norm, self._vectors[name] = spectral_norms(W, start, LATER if again else FIRST)
-            size = torch.linalg.matrix_norm(W, dtype=torch.float64)
-            rank = torch.where(norm > 0, (size / norm).square(), torch.where(norm == 0, 0.0, torch.nan))
-            return norm.amax(), rank.amin()
+
+def _measured(vectors: dict[str, Tensor], name: str, part: ParameterSlice, group: Group) -> tuple[Tensor, Tensor]:
+    """(The largest spectral norm, the smallest stable rank) of one slice; its vectors are kept under its name."""
+    with isolated(next(part.owner.parameters()).device):
+        W, V = matrices(part, distributed.full_tensor(part.applied), group), vectors.get(name)
+        start = V.to(W) if V is not None and V.shape[:-1] == (*W.shape[:-2], W.shape[-1]) else None
+        norm, vectors[name] = spectral_norms(W, start, FIRST if start is None else LATER)
+        size = torch.linalg.matrix_norm(W, dtype=torch.float64)
+        rank = torch.where(norm > 0, (size / norm).square(), torch.where(norm == 0, 0.0, torch.nan))
+        return norm.amax(), rank.amin()
 
 
 def matrices(part: ParameterSlice, weight: Tensor, group: Group) -> Float[Tensor, "... output input"]:

@@ -1,11 +1,11 @@
-"""A metric, a remedy, an alarm rule, a family, sections of a report and a job of sweeps."""
+"""A metric, a remedy, an alarm rule, an instrument, a family, sections of a report and a job of sweeps."""
 
 from dataclasses import dataclass
 
 import polars as pl
 
 from rankscope.engine import CellJob
-from rankscope.live.monitor import AlarmRule, Fault
+from rankscope.live.monitor import AlarmRule, Fault, Instrument, MetricValues
 from rankscope.metrics import Meaning, Metric
 from rankscope.metrics.tokens import tokens
 from rankscope.remedies import NamedRemedy
@@ -46,6 +46,19 @@ class TooAlike(AlarmRule):
         """A fault for each layer."""
         cosines = rows.layers("mean_cosine").items()
         return {str(k): Fault(k, None, f"at layer {k} the mean cosine is {x:.4f}") for k, x in cosines if x > 0.999}
+
+
+class LargestWeight(Instrument):
+    """The largest absolute weight of each block, in a training."""
+
+    name, metrics, of_samples = "largest weight", ("largest_weight",), False
+
+    def read_stack(self, plan):
+        """One number of each layer."""
+        values = MetricValues()
+        for layer, block in enumerate(plan.blocks, 1):
+            values.add(layer, "largest_weight", max(weight.detach().abs().max() for weight in block.parameters()))
+        return values
 
 
 class StrangerBert(type(FAMILIES["bert"])):
