@@ -68,7 +68,7 @@ def test_a_folder_that_is_no_run_is_a_sentence(written: tuple[Profile, Path], tm
         write_report([], tmp_path / "report.html")
     with raises(FileError, subject=str(tmp_path)):
         write_text(tmp_path, "page")
-    heads, profile, outcome = (tmp_path / name for name in ("heads.parquet", "profile.parquet", "outcome.json"))
+    heads, profile = (tmp_path / name for name in ("heads.parquet", "profile.parquet"))
     heads.write_text("no table")
     refused(heads)
     written[0].table.write_parquet(heads)
@@ -80,6 +80,3 @@ def test_a_folder_that_is_no_run_is_a_sentence(written: tuple[Profile, Path], tm
     refused(profile)
     written[0].table.write_parquet(profile, metadata={"rankscope": "[1"})
     refused(profile)
-    profile.unlink()
-    outcome.write_text("[1]")
-    refused(outcome)

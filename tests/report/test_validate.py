@@ -17,7 +17,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.reported_run import TABLES as COLUMNS
-from rankscope.report.validate import measured, outcome
+from rankscope.report.validate import measured
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.tables import METADATA_KEY
 from rankscope.theory import Certificates
@@ -238,22 +238,6 @@ def test_the_later_of_two_runs_in_a_folder_is_shown(whole: Path, tmp_path: Path)
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert "shown is the later, summary.parquet" in page and "median of 2 excerpts" in page
     assert "cloud.parquet is of another run" in page and 'id="run1-cloud"' not in page
-
-
-@pytest.mark.parametrize(
-    ("comparison", "fits"),
-    [
-        ({}, True), ({"agrees": None}, True), ({"agrees": False}, True),
-        ({"agrees": "yes"}, False), ("agrees", False), (None, False), (["agrees"], False),
-    ],
-)  # fmt: skip
-def test_a_study_compares_by_yes_no_or_neither(comparison: Any, fits: bool) -> None:
-    path, found = Path("study/outcome.json"), {"comparisons": [{"agrees": True}, comparison]}
-    if fits:
-        assert outcome(path, found) == found
-    else:
-        with raises(FileError, subject=str(path)):
-            outcome(path, found)
 
 
 def test_a_few_rows_at_far_places_are_damage() -> None:

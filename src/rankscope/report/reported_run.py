@@ -7,30 +7,33 @@
     certificates*.parquet              bounds, a file for each variant
     training/, alarms/                 a training run, as far as it is written
     sweep.parquet, cells.parquet       a sweep
-    **/outcome.json                    studies of the papers
+    **/outcome.json                    studies, which the package rankscope-studies reads
     manifest.json                      what was run
 
 `measure`, `paths`, `depth`, `bounds`, `sweep`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
 `rankscope.runs`.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import polars as pl
 
 from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
 from rankscope.engine import Sweep
 from rankscope.errors import FileError, require
-from rankscope.extras import counted
+from rankscope.extras import counted, install, installed, need
 from rankscope.nets import titled
 from rankscope.paths.figures import HEAD
+from rankscope.plugins import Group
 from rankscope.profiles import CLOUD, SPECTRUM, Profile, Summary
 from rankscope.report import validate
 from rankscope.report.causes import network_name, same_network
-from rankscope.results import Result, results_of
-from rankscope.runs import Manifest, Run, document, read
+from rankscope.results import Result, Section, results_of
+from rankscope.runs import Manifest, Run, read
 from rankscope.runs.tables import read_parquet
 from rankscope.theory import Certificates
 from rankscope.trainings import TRAINING_TABLE as TRAINING
@@ -49,6 +52,25 @@ TITLE = 200  # Characters of a name in a heading at most
 DEPTH = ("depth_layers", "depth_heads", "depth_norms")
 PATHS = ("lengths", "heads", *DEPTH)
 """Tables that another command may have put beside measurements; the others are pictures of these."""
+STUDIES = "rankscope_studies"  # The package whose chapter reads outcomes of studies
+OUTCOME = "outcome.json"
+
+
+class FolderChapter(ABC):
+    """A chapter of files in a run folder that are no tables of ours, as studies have; a plugin names the class."""
+
+    title: str  # Of a run that holds no measurements
+    finding: str  # What the run says, in a sentence or two
+    alone: bool  # True if the folder itself is of these files: its tables have names of their own
+
+    @classmethod
+    @abstractmethod
+    def of_folder(cls, folder: Path) -> Self | None:
+        """The chapter on a folder; None if it holds no such files. Raises FileError if one is damaged."""
+
+    @abstractmethod
+    def sections(self) -> list[Section]:
+        """All that is shown of the files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +82,7 @@ class ReportedRun:
     measured: Profile | Summary | None = None
     tables: dict[str, pl.DataFrame] = field(default_factory=dict)  # cloud, spectrum, lengths, heads: those there are
     certificates: dict[str, Certificates] = field(default_factory=dict)  # By variant
-    outcomes: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # Studies, each with its folder
+    chapters: list[FolderChapter] = field(default_factory=list)  # Of files that plugins read
     notes: list[str] = field(default_factory=list)  # What of the folder is not shown, and why
     manifests: dict[str, Manifest] = field(default_factory=dict)  # Of each command that wrote into the folder
     closure: float | None = None  # How nearly the paths add up to the output
@@ -84,8 +106,8 @@ class ReportedRun:
     @property
     def title(self) -> str:
         """What was run, for a heading."""
-        if self.outcomes and self.measured is None:
-            return self._studied()
+        if self.chapters and self.measured is None:
+            return self.chapters[0].title
         if self.training is not None and self.measured is None:
             return f"{self.training.name[:TITLE]}: a training run"
         if self.sweep is not None and self.measured is None:
@@ -97,15 +119,6 @@ class ReportedRun:
         name = Path(str(origin.get("name") or self.manifest.model or self.folder.resolve().name)).name
         given = self.manifest.title or (titled(origin) if origin.get("weights") else name)
         return self._kind(str(given)[:TITLE].strip() or self.folder.resolve().name)
-
-    def _studied(self) -> str:
-        if len(self.outcomes) > 1:
-            return "The papers, run again"
-        folder, outcome = self.outcomes[0]
-        if "paper" not in outcome and outcome.get("title"):
-            return str(outcome["title"])[:TITLE]
-        name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}"
-        return f"{name.strip()[:TITLE]}, run again"
 
     def _kind(self, title: str) -> str:
         """The title with what was done to the network, where that is not to measure it on a few texts."""
@@ -122,13 +135,20 @@ class ReportedRun:
         return f"{title}: paths" if "lengths" in self.tables else title
 
 
+Chapter = Callable[[ReportedRun], Sequence[Section]] | type[FolderChapter]
+CHAPTERS: Group[Chapter] = Group(
+    "chapters", "a function that makes sections of a run", callable, named=lambda each: getattr(each, "__name__", "")
+)
+"""What makes the sections of a run, by the name of each function or class."""
+
+
 def read_run(folder: str | Path) -> ReportedRun:
     """What there is in a run directory; a sentence where it is none."""
     folder = Path(folder)
     require(folder.is_dir(), f"a report is made of run directories; there is none at {folder}", FileError, str(folder))
-    stored = read(folder)
-    if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
-        return ReportedRun(folder, Manifest(), outcomes=[_outcome(folder)])
+    stored, chapters = read(folder), _chapters(folder)
+    if any(chapter.alone for chapter in chapters):
+        return ReportedRun(folder, Manifest(), chapters=chapters)
     notes: list[str] = []
     measured = _measured(stored, notes)
     tables: dict[str, pl.DataFrame] = {}
@@ -161,20 +181,40 @@ def read_run(folder: str | Path) -> ReportedRun:
         notes += training.notes
     sweep = Sweep.of_run(stored, Sweep.kind) if stored.has("sweep") else None
     inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
-    outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
     further = list(results_of(stored, BY_TABLES).values())
     inside += [result.manifest for result in further]
     sentence = (
         f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
         "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
     )
-    held = (measured is not None, tables, certificates, outcomes, training, sweep, further)
+    held = (measured is not None, tables, certificates, chapters, training, sweep, further)
+    if not chapters and not installed(STUDIES) and (outcome := next(folder.rglob(OUTCOME), None)):
+        if not any(held):
+            need("a chapter on a study", STUDIES)
+        notes.append(f"{outcome} is of a study, and left out: {install([STUDIES])}")
     require(any(held), sentence, FileError, str(folder))
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
     return ReportedRun(
-        folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training, sweep, further
+        folder, main, measured, tables, certificates, chapters, notes, manifests, closure, training, sweep, further
     )
+
+
+def _chapters(folder: Path) -> list[FolderChapter]:
+    """The chapters that plugins make of files of their own."""
+    if (folder / OUTCOME).is_file():
+        need("a chapter on a study", STUDIES)
+    chapters: list[FolderChapter] = []
+    for name, chapter in CHAPTERS.items():
+        try:
+            made = chapter.of_folder(folder) if isinstance(chapter, type) else None
+        except FileError:
+            raise
+        except (Exception, SystemExit) as error:  # a stranger's chapter takes no other with it
+            CHAPTERS.failed(name, error)
+        else:
+            chapters += [] if made is None else [made]
+    return chapters
 
 
 def _measured(stored: Run, notes: list[str]) -> Profile | Summary | None:
@@ -213,8 +253,3 @@ def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     sentence = f"{path} must hold paths, layers or heads; it has no rows: run it again"
     require(name not in PATHS or name == "depth_norms" or not table.is_empty(), sentence, FileError, str(path))
     return validate.lengths(path, table) if name == "lengths" else table, manifest
-
-
-def _outcome(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path = read(folder).path("outcome.json")
-    return folder, validate.outcome(path, document(path))

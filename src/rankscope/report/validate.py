@@ -18,7 +18,6 @@ TEXTS = {"variant", "arithmetic", "metric", "text", "start", "paths", "theorem",
 PLACES = {"sample", "layer", "head", "token", "index", "length"}
 SWITCHES = {"below_floor", "met", "vacuous"}  # Columns by what they hold; all others hold numbers
 FURTHEST = 10**6  # The largest place: no network is as deep, and no excerpt as long
-LISTS = ("comparisons", "figures", "notes", "shown")
 AGAIN, DAMAGED = "run it again", "it is damaged, run it again"
 OTHER = "it is damaged or of another version, run it again"
 
@@ -118,26 +117,3 @@ def lengths(path: Path, rows: pl.DataFrame) -> pl.DataFrame:
     digits = all(text.isascii() and text.isdigit() and len(text) < 4000 for text in rows["paths"].unique())
     _check(path, digits, "hold whole numbers in the column paths", "it holds others")
     return rows
-
-
-def outcome(path: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """What came out of a study: lists where there must be lists, and objects in that of comparisons."""
-    lists = all(isinstance(found.get(name, []), list) for name in LISTS)
-    fits = lists and all(
-        isinstance(entry, dict) and entry.get("agrees") in (True, False, None) for entry in found.get("comparisons", [])
-    )
-    fits = fits and all(_is_table(entry) for entry in found.get("shown", []))
-    _check(path, fits, "list comparisons, figures, tables and notes of a study", "it does not", OTHER)
-    return found
-
-
-def _is_table(entry: Any) -> bool:
-    """A title, headings, and rows as long as these."""
-    if not isinstance(entry, dict) or not {"title", "headings", "rows"} <= entry.keys():
-        return False
-    headings, rows = entry["headings"], entry["rows"]
-    return (
-        isinstance(headings, list)
-        and isinstance(rows, list)
-        and all(isinstance(row, list) and len(row) == len(headings) for row in rows)
-    )
