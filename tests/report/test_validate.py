@@ -222,6 +222,14 @@ def test_a_file_that_is_not_what_was_written_is_named(whole: Path, tmp_path: Pat
     assert read(folder).table("cloud").equals(pl.read_parquet(folder / "cloud.parquet"))
 
 
+def test_a_corpus_is_shown_as_it_was_measured(tmp_path: Path) -> None:
+    """Of the share of excerpts below the floor nothing is lost."""
+    summary = summary_of(profile_of(("transformer",)))
+    shares = Summary(summary.table.with_columns(below_floor=pl.lit(0.25)), summary.manifest)
+    shares.save(tmp_path / "summary.parquet")
+    assert set(read_run(tmp_path).measured.table["below_floor"]) == {0.25}
+
+
 def test_gaps_in_numbers_are_gaps_in_figures(whole: Path, tmp_path: Path) -> None:
     path = alone(whole, tmp_path, "lengths.parquet")
     page = rewritten(path, lambda table: table.with_columns(pl.lit(None, dtype=pl.Float64).alias("share")))

@@ -20,6 +20,7 @@ def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     drawn.save(buffer, "PNG")
     study(tmp_path / "quick" / "dong2021" / "fig2", buffer.getvalue(), HOSTILE)
+    assert read_run(tmp_path / "quick").title == "dong2021 fig2, run again"
     html = write_report([tmp_path / "quick"], tmp_path / "report.html").read_text()
     found = parsed(html)
     pictures = [value for tag, name, value in found.active if tag == "img"]

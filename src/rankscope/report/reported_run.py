@@ -15,19 +15,19 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import polars as pl
 
-from rankscope.depths.tables import HEAD_COLUMNS, LAYER_COLUMNS, NORM_COLUMNS
+from rankscope.depths import DepthCard
 from rankscope.engine import Sweep
 from rankscope.errors import FileError, require
 from rankscope.extras import counted, install, installed, need
 from rankscope.nets import titled
-from rankscope.paths.figures import HEAD
+from rankscope.paths import Decomposition
 from rankscope.plugins import Group
 from rankscope.profiles import CLOUD, SPECTRUM, Profile, Summary
 from rankscope.report import validate
@@ -39,18 +39,16 @@ from rankscope.theory import Certificates
 from rankscope.trainings import TRAINING_TABLE as TRAINING
 from rankscope.trainings import TrainingRun, read_training
 
-LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
-TABLES: dict[str, tuple[str, ...]] = {
-    "cloud": tuple(CLOUD), "spectrum": tuple(SPECTRUM), "lengths": LENGTHS,
-    "heads": ("sample", "layer", "head", *HEAD),
-    "depth_layers": LAYER_COLUMNS, "depth_heads": HEAD_COLUMNS, "depth_norms": NORM_COLUMNS,
+LENGTHS = {name: of for name, of in Decomposition.schemas["lengths"].items() if name not in ("residual", "cosine")}
+TABLES: dict[str, Mapping[str, Any]] = {
+    "cloud": CLOUD, "spectrum": SPECTRUM, "lengths": LENGTHS, "heads": Decomposition.schemas["heads"],
+    **DepthCard.schemas,
 }  # fmt: skip
-"""The columns that each table must have."""
+"""The columns that each table must have, and their types."""
 BY_TABLES = ("profile", "summary", "certificates", "depth", "decomposition", "sweep", "training")
 """Kinds of results that are found by their tables, in old folders too; all others are shown by their sections."""
 TITLE = 200  # Characters of a name in a heading at most
-DEPTH = ("depth_layers", "depth_heads", "depth_norms")
-PATHS = ("lengths", "heads", *DEPTH)
+PATHS = ("lengths", "heads", *DepthCard.schemas)
 """Tables that another command may have put beside measurements; the others are pictures of these."""
 STUDIES = "rankscope_studies"  # The package whose chapter reads outcomes of studies
 OUTCOME = "outcome.json"
@@ -164,8 +162,8 @@ def read_run(folder: str | Path) -> ReportedRun:
         tables[name] = table
         inside += [] if manifest is None else [manifest]
         closure = manifest.closure if name == "lengths" and manifest is not None else closure
-    missing = [name for name in DEPTH if name not in tables]
-    if 0 < len(missing) < len(DEPTH):
+    missing = [name for name in DepthCard.schemas if name not in tables]
+    if 0 < len(missing) < len(DepthCard.schemas):
         sentence = f"{folder} must hold all tables of a depth card; {missing[0]}.parquet is missing: run it again"
         raise FileError(sentence, subject=missing[0])
     certificates = {}

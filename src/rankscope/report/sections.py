@@ -6,8 +6,6 @@ from collections.abc import Callable
 import polars as pl
 
 from rankscope.depths import DepthCard
-from rankscope.depths.card import TABLES as DEPTH_TABLES
-from rankscope.depths.tables import MARKS
 from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
 from rankscope.paths.figures import heads_section, lengths_section
@@ -122,10 +120,8 @@ def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
 
 def depth_card(run: ReportedRun) -> DepthCard:
     """The depth card of a run that has one."""
-    tables = {name: run.tables[f"depth_{name}"].fill_nan(None) for name in DEPTH_TABLES}
-    marks = {name: [column for column in table.columns if column in MARKS] for name, table in tables.items()}
-    tables = {name: table.with_columns(pl.col(marks[name]).cast(pl.Boolean)) for name, table in tables.items()}
-    return DepthCard(tables, run.manifests.get(DepthCard.kind, run.manifest))
+    tables = {name: run.tables[name].fill_nan(None) for name in DepthCard.schemas}
+    return DepthCard.made_of(tables, run.manifests.get(DepthCard.kind, run.manifest), {"notes": ()})
 
 
 TABLE_SECTIONS: dict[str, Callable[[ReportedRun, pl.DataFrame], Section]] = {

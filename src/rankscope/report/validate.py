@@ -10,13 +10,12 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.errors import FileError
+from rankscope.depths.tables import MARKS
+from rankscope.errors import FileError, require
 from rankscope.profiles import Profile, Summary
 from rankscope.theory import Certificates
 
-TEXTS = {"variant", "arithmetic", "metric", "text", "start", "paths", "theorem", "quantity", "kind", "norm_name"}
-PLACES = {"sample", "layer", "head", "token", "index", "length"}
-SWITCHES = {"below_floor", "met", "vacuous"}  # Columns by what they hold; all others hold numbers
+PLACES = {"sample", "layer", "head", "token", "index", "length"}  # Columns that say where a number is
 FURTHEST = 10**6  # The largest place: no network is as deep, and no excerpt as long
 AGAIN, DAMAGED = "run it again", "it is damaged, run it again"
 OTHER = "it is damaged or of another version, run it again"
@@ -24,35 +23,27 @@ OTHER = "it is damaged or of another version, run it again"
 
 def _check(path: Path, holds: bool, must: str, found: str, advice: str = AGAIN) -> None:
     """A sentence on the file where it is not as it must be."""
-    if not holds:
-        raise FileError(f"{path} must {must}; {found}: {advice}", subject=str(path))
+    require(holds, f"{path} must {must}; {found}: {advice}", FileError, str(path))
 
 
-def table(path: Path, found: pl.DataFrame, columns: Mapping[str, Any] | tuple[str, ...]) -> pl.DataFrame:
-    """The table with these columns, each of its kind: missing numbers are NaN, places are whole."""
-    missing = ", ".join(name for name in columns if name not in found.columns)
-    _check(path, not missing, f"have the columns {', '.join(columns)}", f"{missing} is missing", OTHER)
-    return found.with_columns(_column(path, found[name], name) for name in columns)
+def table(path: Path, found: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
+    """The table with these columns, each of its type: missing numbers are NaN, places are whole."""
+    missing = ", ".join(name for name in schema if name not in found.columns)
+    _check(path, not missing, f"have the columns {', '.join(schema)}", f"{missing} is missing", OTHER)
+    return found.with_columns(_column(path, found[name], kind) for name, kind in schema.items())
 
 
-def _column(path: Path, column: pl.Series, name: str) -> pl.Series:
-    kind = column.dtype
-    if name in TEXTS:
-        expected, fits = "text", kind == pl.String
-    else:
-        expected, fits = "numbers", kind.is_numeric() or kind in (pl.Boolean, pl.Null)
-    _check(path, fits, f"hold {expected} in the column {name}", f"it holds {kind}")
-    complete = not column.null_count() or name not in TEXTS | SWITCHES | PLACES
+def _column(path: Path, column: pl.Series, kind: Any) -> pl.Series:
+    name, held = column.name, column.dtype
+    fits = held == pl.String if kind == pl.String else held.is_numeric() or held in (pl.Boolean, pl.Null)
+    _check(path, fits, f"hold {'text' if kind == pl.String else 'numbers'} in the column {name}", f"it holds {held}")
+    whole = name in PLACES or (kind in (pl.String, pl.Boolean) and name not in MARKS)
     gaps = f"{column.null_count()} of {len(column)} are missing"
-    _check(path, complete, f"have no gap in the column {name}", gaps, DAMAGED)
-    if name in SWITCHES and kind != pl.Boolean:
-        return column != 0
+    _check(path, not (whole and column.null_count()), f"have no gap in the column {name}", gaps, DAMAGED)
     if name in PLACES:
         _places(path, column, name)
-        return column.cast(pl.Int64)
-    if name in TEXTS | SWITCHES or kind.is_integer():
-        return column
-    return column.cast(pl.Float64).fill_null(float("nan"))
+    column = column.cast(kind)
+    return column.fill_null(float("nan")) if kind == pl.Float64 else column
 
 
 def _places(path: Path, column: pl.Series, name: str) -> None:
@@ -68,7 +59,8 @@ def measured(path: Path, found: Profile | Summary) -> Profile | Summary:
     rows = found.table
     present = len(rows) > 0 and len(found.manifest.networks) > 0
     _check(path, present, "hold measurements of a network", "it has none")
-    kept = table(path, rows, tuple(name for name in rows.columns if name != "head"))
+    (schema,) = found.schemas.values()
+    kept = table(path, rows, {name: kind for name, kind in schema.items() if name != "head"})
     _heads(path, kept)
     counted = not isinstance(found, Summary) or found.manifest.excerpts is not None
     _check(path, counted, "say in its manifest of how many excerpts it is", "it does not", OTHER)
@@ -93,8 +85,8 @@ def _heads(path: Path, rows: pl.DataFrame) -> None:
 def certificates(path: Path, found: Certificates) -> Certificates:
     """Certificates, each an upper or a lower bound, at every layer from the first on."""
     _check(path, len(found.table) > 0, "hold certificates", "it has no rows")
-    given = tuple(name for name in found.table.columns if name not in ("why", "hypotheses"))
-    rows = table(path, found.table, given)
+    (schema,) = found.schemas.values()
+    rows = table(path, found.table, {name: schema[name] for name in schema if name not in ("why", "hypotheses")})
     known = rows["kind"].is_in(["upper", "lower"]).all()
     _check(path, known, "hold upper and lower bounds in the column kind", "it holds others")
     consistent = rows.group_by("theorem").agg(pl.struct("quantity", "kind").n_unique())["quantity"].max() == 1
