@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, split_names, text_fields
-from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_folder
+from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_figures
 from rankscope.cli.show import Interruption, machine, progress, say, say_report, show_tables
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def bounds(
     if store is not None:
         has_figure = any(quantity != "affine_rank" for quantity in certificates.table["quantity"].unique())
         figures = {"bounds": certificates.plot()} if has_figure else {}
-        write_folder(store, "bounds", certificates, figures)
+        certificates.write(store, "bounds")
+        write_figures(store, figures)
     if results.as_json:
         collapse = {name: getattr(depth, name).to_dicts() for name in ("measured", "guaranteed")}
         manifest = certificates.manifest.to_dict()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
-from rankscope.cli.output import open_store, require_same_network, where_written, write_figures, write_folder
+from rankscope.cli.output import open_store, require_same_network, where_written, write_figures
 from rankscope.cli.show import Interruption, machine, progress, say, say_report, show_tables, steps
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     single = sums.decomposition.residuals()
     both = heads_chart(sums.heads, "share").beside(heads_chart(sums.heads))
     figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(single))}
-    write_folder(store, "paths", replace(sums.decomposition, given=manifest), figures, {"single_paths": single})
+    replace(sums.decomposition, given=manifest).write(store, "paths", {"single_paths": single})
+    write_figures(store, figures)
 
 
 def show_paths(sums: PathSums, manifest: "Manifest") -> None:
