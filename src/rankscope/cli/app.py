@@ -92,7 +92,7 @@ SOURCES: Group[CommandSource] = Group(
 
 
 COMMANDS = {
-    "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "bounds", "depth": "depth",
+    "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "paths", "depth": "depth",
     "cut": "depth", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
     "spikes": "follow", "explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings",
     "models": "listings", "plugins": "listings",

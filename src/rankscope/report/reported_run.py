@@ -210,13 +210,13 @@ def _chapters(folder: Path) -> list[FolderChapter]:
     chapters: list[FolderChapter] = []
     for name, chapter in CHAPTERS.items():
         try:
-            made = chapter.of_folder(folder) if isinstance(chapter, type) else None
+            if isinstance(chapter, type) and issubclass(chapter, FolderChapter):
+                made = chapter.of_folder(folder)
+                chapters += [] if made is None else [made]
         except FileError:
             raise
         except (Exception, SystemExit) as error:  # a stranger's chapter takes no other with it
             CHAPTERS.failed(name, error)
-        else:
-            chapters += [] if made is None else [made]
     return chapters
 
 
