@@ -236,6 +236,15 @@ def test_a_command_of_a_package_that_is_not_there_says_the_line_that_installs_it
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"{needed}pip install 'rankscope[studies]'"
 
 
+def test_a_report_of_studies_without_their_package_says_the_line_that_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "outcome.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "below"):
+        code = f"from rankscope.cli import main; import sys; sys.argv[1:] = ['report', {str(folder)!r}]; main()"
+        done = without((ELSEWHERE["study"],), code)
+        assert done.returncode == 2 and done.stderr.endswith("not installed: pip install 'rankscope[studies]'\n")
+
+
 def test_a_table_of_commands_must_lead_somewhere() -> None:
     entry = plugins.EntryPoint("commands", "all", "tests.test_plugins:LOST", "mine", "1")
     with pytest.raises(PluginError, match="there is none at one = nowhere.at:all"):

@@ -92,9 +92,9 @@ SOURCES: Group[CommandSource] = Group(
 
 
 COMMANDS = {
-    "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "bounds", "depth": "depth",
-    "cut": "cut", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
-    "spikes": "spikes", "explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings",
+    "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "paths", "depth": "depth",
+    "cut": "depth", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
+    "spikes": "follow", "explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings",
     "models": "listings", "plugins": "listings",
 }  # fmt: skip
 COMMANDS = {name: f"rankscope.cli.{file}:{name}" for name, file in COMMANDS.items()}

@@ -10,17 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from rankscope.cli import inputs
 from rankscope.cli import options as opt
 from rankscope.cli.follow import described, shown
-from rankscope.cli.inputs import (
-    MeasureTask,
-    command_line,
-    has_tokenizer,
-    read_inputs,
-    require_tokenizer,
-    split_names,
-    text_fields,
-)
 from rankscope.cli.output import require_report
 from rankscope.cli.show import Interruption, console, machine, say, say_report, steps
 from rankscope.errors import FileError, MissingExtraError, RankscopeError, require
@@ -80,10 +72,10 @@ def checkpoints(
     from rankscope.runs import Network, begun, key_of
     from rankscope.trainings import read_training
 
-    metrics = MeasureTask.parse(options.metrics).metrics
+    metrics = inputs.MeasureTask.parse(options.metrics).metrics
     saved = checkpoints_in(directory)
     require_report("a report of checkpoints", "transformers")
-    excerpts = read_inputs(text, str(directory), quiet=printing.silent)
+    excerpts = inputs.read_inputs(text, str(directory), quiet=printing.silent)
     shipped = shipped_model(str(directory))
     name = shipped or directory.resolve().name
     output = Path("runs") / name if output is None else output
@@ -94,9 +86,9 @@ def checkpoints(
         **more,
     )  # fmt: skip
     manifest = begun(options.device).adding(
-        key=key, command=command_line(), title=name, model=str(directory),
+        key=key, command=inputs.command_line(), title=name, model=str(directory),
         networks=(Network(variant="transformer", arithmetic="deviation", metrics=tuple(metrics)),),
-        **text_fields(text, excerpts),
+        **inputs.text_fields(text, excerpts),
     )  # fmt: skip
     require_same_work(output, key)
     with closing(RunWriter(output, manifest)) as run_writer:
@@ -220,7 +212,7 @@ def measure_checkpoint(
     try:
         net = checkpoint_network(checkpoint.folder, options.tokenizer, options.config).to(device=options.device)
         X, padding = net.encode(texts, tokens)
-        profile = measure(net, X, padding, split_names("metrics", options.metrics), progress=tell)
+        profile = measure(net, X, padding, inputs.split_names("metrics", options.metrics), progress=tell)
     except MissingExtraError:
         raise  # no checkpoint can be loaded
     except (RankscopeError, OSError, RuntimeError, ValueError) as error:
@@ -236,7 +228,7 @@ def checkpoint_network(folder: Path, tokenizer: str | None, config: Path | None)
     if folder.is_file():
         from rankscope.sources.weight_files import write_folder
 
-        beside = [str(near) for near in (config, folder.parent) if near is not None and has_tokenizer(near)]
+        beside = [str(near) for near in (config, folder.parent) if near is not None and inputs.has_tokenizer(near)]
         with TemporaryDirectory(prefix="rankscope-") as written:
             as_folder = Path(written) / folder.name  # errors of `load` name the folder
             write_folder(folder, config, as_folder)
@@ -244,10 +236,10 @@ def checkpoint_network(folder: Path, tokenizer: str | None, config: Path | None)
     from rankscope.sources import CheckpointLocation, load, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 
-    if tokenizer is None and has_tokenizer(folder.parent) and not has_tokenizer(folder):
+    if tokenizer is None and inputs.has_tokenizer(folder.parent) and not inputs.has_tokenizer(folder):
         tokenizer = str(folder.parent)
     if not tokenizer:
-        require_tokenizer(str(folder), "give one with --tokenizer")
+        inputs.require_tokenizer(str(folder), "give one with --tokenizer")
         return load(str(folder))
     # A folder that holds a tokenizer needs no weights.
     is_folder = Path(tokenizer).is_dir()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import command_line, network, split_names
 from rankscope.cli.measure import ANNOUNCED_SECONDS
@@ -26,9 +25,7 @@ class DesignOptions:
     """Options that change the design of a model, and how its weights are drawn."""
 
     depth: Annotated[int | None, opt.option(opt.NETWORK, "N", "Layers, instead of the model's.", min=1)] = None
-    remedy: Annotated[
-        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
-    ] = None
+    remedy: opt.Remedies = None
     init: Annotated[str, opt.option(opt.NETWORK, "NAME", "init", opt.INITS)] = "xavier"
     seed: Annotated[int, opt.option(opt.NETWORK, "N", "seed", min=0)] = 0
 

@@ -17,16 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rankscope.cli import inputs
 from rankscope.cli import options as opt
 from rankscope.cli.app import ending
-from rankscope.cli.inputs import (
-    MeasureTask,
-    beginning,
-    manifest_fields,
-    network,
-    split_names,
-    stream_excerpts,
-    text_fields,
-    title_of,
-)
 from rankscope.cli.options import CorpusOptions, MeasuredNetwork, ResultOptions
 from rankscope.cli.output import ReportTables, open_store, require_same_network, where_written, with_manifest
 from rankscope.cli.show import Interruption, complain, progress, show_run, steps
@@ -75,8 +65,8 @@ def measure(
     from rankscope.sources import Excerpts
 
     checks = {name: getattr(measured, name) for name in ("check", "confirm")}
-    task = MeasureTask.parse(measured.metrics, measured.arithmetic, checks)
-    variants = split_names("variants", options.variants)
+    task = inputs.MeasureTask.parse(measured.metrics, measured.arithmetic, checks)
+    variants = inputs.split_names("variants", options.variants)
     whole_text = text.text is not None and not measured.confirm  # --confirm takes thirty times as long
     if options.on is not None and not whole_text:
         given = "with --confirm, which reads a few excerpts: leave one out" if measured.confirm else "without --text"
@@ -87,10 +77,10 @@ def measure(
     else:
         excerpts = inputs.read_inputs(text, options.model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(options.model, options, options.device, options.stream, results.silent)
+    net = inputs.network(options.model, options, options.device, options.stream, results.silent)
     nets = {name: net.variant(name) for name in variants}
     entry = "corpus" if isinstance(excerpts, Excerpts) else "measure"
-    require_same_network(store, entry, nets, manifest_fields(net, options.model))
+    require_same_network(store, entry, nets, inputs.manifest_fields(net, options.model))
     if isinstance(excerpts, Excerpts):
         return measure_text(net, store, options, text, task, results)
     X, padding = net.encode(excerpts, text.tokens)
@@ -98,11 +88,11 @@ def measure(
     tables = None if store is None else ReportTables(net, variants, X, padding, words)
     jobs = {name: (net, X, padding) for name, net in nets.items()}
     profile = measure_all(jobs, task, results.silent, tables=tables)
-    profile = with_manifest(profile, **manifest_fields(net, options.model), **text_fields(text, excerpts))
+    profile = with_manifest(profile, **inputs.manifest_fields(net, options.model), **inputs.text_fields(text, excerpts))
     written = None
     if store is not None and tables is not None:
         extra = {} if profile.manifest.stopped is not None else tables.tables()
-        written = write_run_directory(profile, store, title_of(net), extra)
+        written = write_run_directory(profile, store, inputs.title_of(net), extra)
     sentences = [verdict(profile), *agreement(profile.table, measured.confirm)]
     show_run(profile, task.metrics[0], sentences, written, results)
     raise_if_stopped(profile, results.output)
@@ -110,7 +100,7 @@ def measure(
 
 def measure_all(
     jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]",
-    task: MeasureTask,
+    task: inputs.MeasureTask,
     quiet: bool,
     saved: "Sequence[Profile]" = (),
     tables: ReportTables | None = None,
@@ -184,7 +174,7 @@ def measure_text(
     store: "Store | None",
     options: MeasuredNetwork,
     corpus: CorpusOptions,
-    task: MeasureTask,
+    task: inputs.MeasureTask,
     results: ResultOptions,
 ) -> None:
     """Measure a corpus, then print and write its summary.
@@ -195,8 +185,8 @@ def measure_text(
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 
-    texts = stream_excerpts(corpus)
-    variants = split_names("variants", options.variants)
+    texts = inputs.stream_excerpts(corpus)
+    variants = inputs.split_names("variants", options.variants)
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
     gathered, end = None, None
@@ -226,9 +216,9 @@ def measure_text(
     if store is not None and not isinstance(end, KeyboardInterrupt):
         tables, start = _report_tables(net, variants, first, corpus.tokens, results.silent)
         text = text.adding(first=start) if start is not None else text
-    fields = manifest_fields(net, options.model)
+    fields = inputs.manifest_fields(net, options.model)
     summary = with_manifest(gathered.summary(), **fields, text=text, tokens=corpus.tokens)
-    written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
+    written = None if store is None else write_run_directory(summary, store, inputs.title_of(net), tables)
     show_run(summary, task.metrics[0], [verdict(summary)], written, results)
     if end is not None:
         again = "nothing is kept without -o" if store is None else "the same command resumes from here"
@@ -271,7 +261,7 @@ def _report_tables(
             text = first[int(with_tokens[0])]
             tables = ReportTables(net, variants, X[with_tokens], padding[with_tokens], net.words([text], tokens))
             tables.read_alone(quiet)
-            return tables.tables(), beginning(text)
+            return tables.tables(), inputs.beginning(text)
     return {}, None
 
 

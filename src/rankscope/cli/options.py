@@ -51,6 +51,9 @@ Device = Annotated[str, option(MACHINE, "NAME", "device", names.DEVICES)]
 Stream = Annotated[bool, option(MACHINE, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(MACHINE, "WHERE", "on", ("ray",), show_default="this machine")]
 StuckAfter = Annotated[float, option(MACHINE, "SECONDS", "stuck_after", min=1.0)]
+Remedies = Annotated[
+    list[str] | None, option(NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
+]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
@@ -64,9 +67,7 @@ class NetworkOptions:
 
     mask: Annotated[str | None, option(NETWORK, "MASK", "mask", names.MASKS)] = None
     layers: Annotated[int | None, option(NETWORK, "N", "layers", min=1)] = None
-    remedy: Annotated[
-        list[str] | None, option(NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
-    ] = None
+    remedy: Remedies = None
     init: Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")] = None
     seed: Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")] = None
 

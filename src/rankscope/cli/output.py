@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.profiles import Reader
-    from rankscope.results import Result as AnyResult
     from rankscope.runs import Store
 
 Result = TypeVar("Result")
@@ -67,18 +66,6 @@ def require_report(what: str = "a folder with figures and a report", *also: str)
     from rankscope.extras import need
 
     need(what, *also, "matplotlib", "PIL", "jinja2", "plotly")
-
-
-def write_folder(
-    store: "Store",
-    entry: str,
-    result: "AnyResult",
-    figures: "Mapping[str, Figure]",
-    also: "Mapping[str, pl.DataFrame] | None" = None,
-) -> None:
-    """Write the result of a command, further tables, its figures and the report."""
-    result.write(store, entry, also)
-    write_figures(store, figures)
 
 
 def write_figures(store: "Store", figures: "Mapping[str, Figure]") -> None:

@@ -1,11 +1,12 @@
-"""`rankscope paths`: which lengths and heads carry a network's output."""
+"""`rankscope paths`: which lengths and heads carry a network's output. `rankscope bounds`: what is proved of a network
+on an input, next to what is measured."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from rankscope.cli import inputs, names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import manifest_fields, network, random_weights_lines, read_inputs, text_fields
-from rankscope.cli.output import open_store, require_same_network, where_written, write_figures, write_folder
+from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_figures
 from rankscope.cli.show import Interruption, machine, progress, say, say_report, show_tables, steps
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.paths import ByLength, Decomposition, Heaviest
     from rankscope.runs import Manifest, Store
+    from rankscope.theory import Certificates
 
 
 def paths(
@@ -33,15 +35,15 @@ def paths(
     """
     from rankscope.runs import manifest_of
 
-    excerpts = read_inputs(text, model, quiet=results.silent)
+    excerpts = inputs.read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = network(model, options, device, quiet=results.silent).variant(variant)
-    require_same_network(store, "paths", {variant: net}, manifest_fields(net, model))
+    net = inputs.network(model, options, device, quiet=results.silent).variant(variant)
+    require_same_network(store, "paths", {variant: net}, inputs.manifest_fields(net, model))
     sums = sum_paths(net, excerpts, text.tokens, top, results.silent)
     closure = sums.by_length.closure
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
     manifest = manifest_of(arch, str(net.device), variant, "float64", [], {"closure": closure}).adding(
-        **manifest_fields(net, model), **text_fields(text, excerpts), closure=closure
+        **inputs.manifest_fields(net, model), **inputs.text_fields(text, excerpts), closure=closure
     )
     if store is not None:
         with progress(results.silent) as start:
@@ -109,7 +111,8 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     single = sums.decomposition.residuals()
     both = heads_chart(sums.heads, "share").beside(heads_chart(sums.heads))
     figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(single))}
-    write_folder(store, "paths", replace(sums.decomposition, given=manifest), figures, {"single_paths": single})
+    replace(sums.decomposition, given=manifest).write(store, "paths", {"single_paths": single})
+    write_figures(store, figures)
 
 
 def show_paths(sums: PathSums, manifest: "Manifest") -> None:
@@ -119,7 +122,7 @@ def show_paths(sums: PathSums, manifest: "Manifest") -> None:
 
     lengths = sums.by_length.overview().tables[0]
     show_tables(replace(lengths, title="Paths by length"), *([] if sums.heads is None else [heads_table(sums.heads)]))
-    say("", *random_weights_lines(manifest), carried(sums.by_length.views()))
+    say("", *inputs.random_weights_lines(manifest), carried(sums.by_length.views()))
     if heaviest := sums.heaviest:
         listed, explored = len(heaviest.paths), f"after {heaviest.explored} beginnings"
         title = f"The {listed} heaviest single paths (a head, or · for the skip, in each layer), proved {explored}:"
@@ -132,3 +135,99 @@ def show_paths(sums: PathSums, manifest: "Manifest") -> None:
         for path, (weight, mark) in zip(heaviest.paths, heaviest.weight_notes(), strict=True):
             heads = " ".join("·" if head is None else str(head) for head in path)
             say(f"  {weight:>10}  {heads}{f'  ({mark})' if mark else ''}")
+
+
+@dataclass(frozen=True)
+class TheoremOptions:
+    """Options that say which theorems are evaluated, on tokens of which size."""
+
+    scale: Annotated[float, opt.option(opt.TEXT, "FACTOR", "scale")] = 1.0
+    theorems: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "theorems", names.THEOREMS, show_default="all")] = (
+        None
+    )
+    threshold: opt.Threshold = 1e-6
+
+
+def bounds(
+    model: opt.Model = "minilm",
+    options: opt.NetworkOptions = opt.NetworkOptions(),
+    variant: opt.Variant = "transformer",
+    stream: opt.Stream = False,
+    text: opt.TextOptions = opt.TextOptions(samples=2, tokens=32),
+    theory: TheoremOptions = TheoremOptions(),
+    results: opt.ResultOptions = opt.ResultOptions(),
+) -> None:
+    """Certify a network: every theorem with its hypotheses checked on this network and this text.
+
+    A bound whose hypotheses fail is not shown, and the line says which hypothesis fails. One that holds but
+    says nothing (as large as the tokens, or zero) is called vacuous. Everything is measured in deviation
+    arithmetic.
+    """
+    from rankscope.theory import certify
+    from rankscope.theory.catalogue import theorems_named
+    from rankscope.theory.depth import depth_of
+    from rankscope.theory.figures import failing_table
+
+    theorem_names = None if theory.theorems is None else inputs.split_names("theorems", theory.theorems)
+    theorems_named(theorem_names)
+    opt.require_positive(threshold=theory.threshold, scale=theory.scale)
+    excerpts = inputs.read_inputs(text, model, quiet=results.silent)
+    store = open_store(results.output)
+    net = inputs.network(model, options, stream=stream, quiet=results.silent).variant(variant)
+    require_same_network(store, "bounds", {variant: net}, inputs.manifest_fields(net, model))
+    X, padding = net.encode(excerpts, text.tokens)
+    parts: list[Certificates] = []
+    try:
+        with progress(results.silent) as start:
+            bar = start(variant)
+            for sample in range(len(X)):
+                bar(sample, len(X), f"{variant}, sample {sample + 1} of {len(X)}")
+                tokens, empty = theory.scale * X[sample : sample + 1], padding[sample : sample + 1]
+                parts.append(certify(net, tokens, empty, theorem_names, variant=variant))
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+    fields = {
+        **inputs.manifest_fields(net, model),
+        "scale": theory.scale,
+        **inputs.text_fields(text, excerpts[: len(parts)]),
+    }
+    certificates = with_manifest(joined(parts), **fields)
+    depth = depth_of(certificates, theory.threshold)
+    if store is not None:
+        has_figure = any(quantity != "affine_rank" for quantity in certificates.table["quantity"].unique())
+        figures = {"bounds": certificates.plot()} if has_figure else {}
+        certificates.write(store, "bounds")
+        write_figures(store, figures)
+    if results.as_json:
+        collapse = {name: getattr(depth, name).to_dicts() for name in ("measured", "guaranteed")}
+        manifest = certificates.manifest.to_dict()
+        machine({"manifest": manifest, "table": certificates.table.to_dicts(), "collapse": collapse})
+    else:
+        (bounded,) = certificates.overview().tables
+        failing = failing_table(certificates.table, variant)
+        note = bounded.note.replace(
+            "Figure: the first sample", "By layer: measured, beneath it the bound, on one scale"
+        )
+        bounded = replace(bounded, title="Bounds whose hypotheses are met", note=note)
+        show_tables(bounded, *([failing] if failing.rows else []))
+        say("", *inputs.random_weights_lines(certificates.manifest))
+        wrong = " A measurement contradicts a theorem: please report this network."
+        say(f"{depth.said}{wrong if len(certificates.broken()) else ''}")
+        say_report(results.report, results, "Certificates and figures")
+    if len(parts) < len(excerpts):
+        raise Interruption(f"after {len(parts)} of {len(excerpts)} samples; {where_written(results.output)}")
+
+
+def joined(parts: "list[Certificates]") -> "Certificates":
+    """The certificates of several samples as one table, from those of each sample."""
+    import polars as pl
+
+    from rankscope.theory import Certificates
+
+    table = pl.concat(part.table.with_columns(sample=pl.lit(k, pl.Int64)) for k, part in enumerate(parts))
+    table = table.sort(pl.col("theorem").cast(pl.Enum(parts[0].theorems)), "sample", "layer")
+    first = parts[0].manifest.networks[0]
+    counts = [count for part in parts for count in part.manifest.networks[0].checks["tokens"]]
+    checks = {**first.checks, "samples": len(parts), "tokens": counts}
+    return Certificates(table, parts[0].manifest.adding(networks=(first.adding(checks=checks),)))

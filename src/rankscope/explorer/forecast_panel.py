@@ -15,7 +15,7 @@ from rankscope.errors import LateError, RankscopeError
 from rankscope.explorer.answers import network_with, page_sentence
 from rankscope.explorer.controls import Controls, ForecastRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode, JobCancelled
-from rankscope.explorer.network_cache import NetworkCache
+from rankscope.explorer.network_cache import NetworkCache, weights_drawn
 from rankscope.forecasts import PARTS, Forecast, Mend, chance_words, forecast, place_of_100
 from rankscope.nets import Architecture
 
@@ -37,10 +37,11 @@ class ForecastPanel:
         """Yield the forecast and, if they are asked for, mends as they are found; `check` is called on the way and may
         raise."""
         controls = request.setting.model_copy(update={"text": "", "tokens": Controls().tokens})
-        if not self.networks.is_drawn(controls):
+        bare = self.networks.bare(controls)
+        if not weights_drawn(bare):
             yield {"part": "forecast", "why": TRAINED}
             return
-        base, base_depth = self.networks.network(controls), self.networks.depth(controls)
+        base = self.networks.network(controls)
         net = network_with(base, controls)
         if (why := too_large(net.arch, request.large)) is not None:
             yield {"part": "forecast", **why}
@@ -56,7 +57,7 @@ class ForecastPanel:
         answer, mended = self._kept.get(("forecast", controls)), self._kept.get(("mends", controls))
         if answer is None:
             with self._computing(check):
-                answer = self._keep("forecast", controls, _answer(forecast_now, controls, base_depth))
+                answer = self._keep("forecast", controls, _answer(forecast_now, controls, bare.arch.layers))
         yield {"part": "forecast", **answer}
         if request.mends and answer.get("mends"):
             if mended is None:

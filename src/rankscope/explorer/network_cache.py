@@ -57,32 +57,19 @@ class NetworkCache:
         such networks are kept.
         """
         with self._lock:
-            return self._network(controls)
-
-    def is_drawn(self, controls: Controls) -> bool:
-        """True if the weights of the network that these controls name were drawn at random, and not trained."""
-        with self._lock:
-            return _is_drawn(self._base(controls))
-
-    def depth(self, controls: Controls) -> int:
-        """The layers that the network of these controls has of its own."""
-        with self._lock:
-            return self._base(controls).arch.layers
-
-    def _network(self, controls: Controls) -> Transformer:
-        net = self._base(controls)
-        if controls.remedies is None:
-            return net
-        key = _with_remedies_alone(controls)
-        if key not in self._with_remedies:
-            net = net if controls.layers is None else net.variant(layers=controls.layers)
-            for chosen in chosen_remedies(controls):
-                net = net.with_remedy(chosen)
-            self._with_remedies[key] = net
-            while len(self._with_remedies) > MOST_RANDOM:
-                self._forget(self._with_remedies.popitem(last=False)[1])
-        self._with_remedies.move_to_end(key)
-        return self._with_remedies[key]
+            net = self.bare(controls)
+            if controls.remedies is None:
+                return net
+            key = _with_remedies_alone(controls)
+            if key not in self._with_remedies:
+                net = net if controls.layers is None else net.variant(layers=controls.layers)
+                for chosen in chosen_remedies(controls):
+                    net = net.with_remedy(chosen)
+                self._with_remedies[key] = net
+                while len(self._with_remedies) > MOST_RANDOM:
+                    self._forget(self._with_remedies.popitem(last=False)[1])
+            self._with_remedies.move_to_end(key)
+            return self._with_remedies[key]
 
     def norms(self, net: Transformer) -> WeightNorms:
         """Norms of a network's weights that theorems have computed; kept as long as the network is."""
@@ -97,14 +84,15 @@ class NetworkCache:
         """For the page: each network's name, and what is known of it without loading it."""
         return [{"name": name, "drawn": is_drawn(name), **_description(self._nets.get(name))} for name in self.names]
 
-    def _base(self, controls: Controls) -> Transformer:
-        """The network without remedies."""
-        if controls.model == RANDOM:
-            return self._random_network(controls.shape)
-        require_one_of("model", controls.model, self.names, SettingError)
-        if controls.model not in self._nets:
-            self._nets[controls.model] = self._load(controls.model)
-        return self._nets[controls.model]
+    def bare(self, controls: Controls) -> Transformer:
+        """The network that these controls name, of the depth that it has of its own and without remedies."""
+        with self._lock:
+            if controls.model == RANDOM:
+                return self._random_network(controls.shape)
+            require_one_of("model", controls.model, self.names, SettingError)
+            if controls.model not in self._nets:
+                self._nets[controls.model] = self._load(controls.model)
+            return self._nets[controls.model]
 
     def _load(self, name: str) -> Transformer:
         """Load a network while no forecast is computed; one that is under way gives way."""
@@ -161,10 +149,11 @@ def chosen_remedies(controls: Controls) -> list[Remedy]:
 def _description(net: Transformer | None) -> dict[str, Any]:
     if net is None:
         return {}
-    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "drawn": _is_drawn(net)}
+    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "drawn": weights_drawn(net)}
 
 
-def _is_drawn(net: Transformer) -> bool:
+def weights_drawn(net: Transformer) -> bool:
+    """True if the weights of a network were drawn at random, and not trained."""
     return net.origin is not None and net.origin.described().get("weights") == "random"
 
 

@@ -2,6 +2,6 @@
 
 from rankscope.report.causes import verdict
 from rankscope.report.page import render, write_report, write_run_directory
-from rankscope.report.reported_run import ReportedRun, read_run
+from rankscope.report.reported_run import FolderChapter, ReportedRun, read_run
 
-__all__ = ["ReportedRun", "read_run", "render", "verdict", "write_report", "write_run_directory"]
+__all__ = ["FolderChapter", "ReportedRun", "read_run", "render", "verdict", "write_report", "write_run_directory"]

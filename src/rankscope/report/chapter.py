@@ -20,7 +20,6 @@ from rankscope.profiles import Profile, Summary
 from rankscope.report.causes import verdict
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import depth_card, sections_of
-from rankscope.report.studies import agreement
 from rankscope.results import Plot, Section, Views
 from rankscope.results.section import SENTENCES
 from rankscope.runs import Manifest, Network
@@ -120,10 +119,8 @@ def finding(run: ReportedRun) -> str:
         return run.training.sentence
     if run.sweep is not None:
         return run.sweep.overview().sentence
-    if len(run.outcomes) == 1 and run.outcomes[0][1].get("said"):
-        return str(run.outcomes[0][1]["said"])
-    if run.outcomes:
-        return agreement(run.outcomes)
+    if run.chapters:
+        return run.chapters[0].finding
     if "depth_layers" in run.tables:
         return depth_card(run).sentence
     if "lengths" in run.tables:

@@ -1,21 +1,17 @@
 """The sections of a chapter: those of each result that a run holds, and of tables that only a report shows."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import polars as pl
 
 from rankscope.depths import DepthCard
-from rankscope.depths.card import TABLES as DEPTH_TABLES
-from rankscope.depths.tables import MARKS
 from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
 from rankscope.paths.figures import heads_section, lengths_section
-from rankscope.plugins import Group
 from rankscope.profiles import Bounds, cloud_chart, spectrum_chart
 from rankscope.profiles.figures import VARIANTS
-from rankscope.report.reported_run import ReportedRun
-from rankscope.report.studies import study_sections
+from rankscope.report.reported_run import CHAPTERS, Chapter, ReportedRun
 from rankscope.results import KINDS, Plot, Section, sentence
 from rankscope.theory.figures import bounds_section, proved_shares
 
@@ -25,7 +21,7 @@ def sections_of(run: ReportedRun) -> list[Section]:
     sections: list[Section] = []
     for name, chapter in CHAPTERS.items():
         try:
-            sections += chapter(run)
+            sections += [] if isinstance(chapter, type) else chapter(run)
         except (Exception, SystemExit) as error:  # a stranger's chapter takes no other with it
             CHAPTERS.failed(name, error)
     return sections
@@ -49,20 +45,12 @@ def results_sections(run: ReportedRun) -> list[Section]:
                 raise
             sentence = f"sections of results called {result.kind}, of a plugin, are left out"
             warnings.warn(f"{sentence}: {type(error).__name__}: {error}", PluginWarning, stacklevel=2)
+    for each in run.chapters:
+        sections += each.sections()
     return sections
 
 
-def studies_sections(run: ReportedRun) -> list[Section]:
-    """The sections of studies."""
-    return study_sections(run.outcomes)
-
-
-Chapter = Callable[[ReportedRun], Sequence[Section]]
-SHIPPED: tuple[Chapter, ...] = (results_sections, studies_sections)
-CHAPTERS: Group[Chapter] = Group(
-    "chapters", "a function that makes sections of a run", callable, named=lambda each: getattr(each, "__name__", "")
-)
-"""What makes the sections of a run, by the name of each function."""
+SHIPPED: tuple[Chapter, ...] = (results_sections,)
 
 
 def _bounds(run: ReportedRun, metric: str) -> Bounds:
@@ -132,10 +120,8 @@ def _spectrum(run: ReportedRun, table: pl.DataFrame) -> Section:
 
 def depth_card(run: ReportedRun) -> DepthCard:
     """The depth card of a run that has one."""
-    tables = {name: run.tables[f"depth_{name}"].fill_nan(None) for name in DEPTH_TABLES}
-    marks = {name: [column for column in table.columns if column in MARKS] for name, table in tables.items()}
-    tables = {name: table.with_columns(pl.col(marks[name]).cast(pl.Boolean)) for name, table in tables.items()}
-    return DepthCard(tables, run.manifests.get(DepthCard.kind, run.manifest))
+    tables = {name: run.tables[name].fill_nan(None) for name in DepthCard.schemas}
+    return DepthCard.made_of(tables, run.manifests.get(DepthCard.kind, run.manifest), {"notes": ()})
 
 
 TABLE_SECTIONS: dict[str, Callable[[ReportedRun, pl.DataFrame], Section]] = {

@@ -3,10 +3,15 @@
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
+import pytest
 from PIL import Image
 
-from rankscope.report import write_report
+from rankscope.errors import FileError
+from rankscope.report import read_run, write_report
+from rankscope_studies.chapter import checked
+from tests.raising import raises
 from tests.report.runs import HOSTILE, parsed, study
 
 
@@ -15,6 +20,7 @@ def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     drawn.save(buffer, "PNG")
     study(tmp_path / "quick" / "dong2021" / "fig2", buffer.getvalue(), HOSTILE)
+    assert read_run(tmp_path / "quick").title == "dong2021 fig2, run again"
     html = write_report([tmp_path / "quick"], tmp_path / "report.html").read_text()
     found = parsed(html)
     pictures = [value for tag, name, value in found.active if tag == "img"]
@@ -37,3 +43,25 @@ def test_a_picture_that_is_none_is_said_in_the_page(tmp_path: Path) -> None:
         (folder / "drawn.png").write_bytes(content)
         page = write_report([folder], tmp_path / "report.html").read_text()
         assert "drawn.png, missing.png" in page and "differs: seeds" in page
+
+
+@pytest.mark.parametrize(
+    ("comparison", "fits"),
+    [
+        ({}, True), ({"agrees": None}, True), ({"agrees": False}, True),
+        ({"agrees": "yes"}, False), ("agrees", False), (None, False), (["agrees"], False),
+    ],
+)  # fmt: skip
+def test_a_study_compares_by_yes_no_or_neither(comparison: Any, fits: bool) -> None:
+    path, found = Path("study/outcome.json"), {"comparisons": [{"agrees": True}, comparison]}
+    if fits:
+        assert checked(path, found) == found
+    else:
+        with raises(FileError, subject=str(path)):
+            checked(path, found)
+
+
+def test_an_outcome_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outcome.json").write_text("[1]")
+    with raises(FileError, subject=str(tmp_path / "outcome.json")):
+        read_run(tmp_path)

@@ -1,18 +1,89 @@
-"""The sections of studies: their tables, what was published beside what came out, and their pictures."""
+"""The chapter of a report on studies: their tables, what was published beside what came out, and their pictures.
+
+`pyproject.toml` declares `Studies` as a chapter: `rankscope report` asks it what there is in a folder.
+"""
 
 import base64
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from rankscope.errors import FileError, require
+from rankscope.report import FolderChapter
 from rankscope.results import Section, Table
+from rankscope.runs import document, read
 
 WIDTH, COLOURS = 1100, 256
 """Pixels across a picture, and colours kept: with fewer, lines of rare colours take those of others."""
+TITLE = 200  # Characters of a name in a heading at most
 MANY = 40  # Pictures up to which they are shown at full width
-
+LISTS = ("comparisons", "figures", "notes", "shown")
 Outcomes = Sequence[tuple[Path, dict[str, Any]]]  # What came out of each study, with its folder
+
+
+@dataclass(frozen=True)
+class Studies(FolderChapter):
+    """The studies in a folder and below it."""
+
+    title: str
+    finding: str
+    alone: bool
+    outcomes: Outcomes
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Self | None:
+        """The study of a folder, or those below it; None if there are none."""
+        alone = (folder / "outcome.json").is_file()
+        paths = [folder / "outcome.json"] if alone else sorted(folder.rglob("outcome.json"))
+        outcomes = [(path.parent, outcome_in(path.parent)) for path in paths]
+        said = outcomes[0][1].get("said") if len(outcomes) == 1 else None
+        return cls(title_of(outcomes), str(said or agreement(outcomes)), alone, outcomes) if outcomes else None
+
+    def sections(self) -> list[Section]:
+        """Sections for each study."""
+        return study_sections(self.outcomes)
+
+
+def title_of(outcomes: Outcomes) -> str:
+    """What was run again."""
+    if len(outcomes) > 1:
+        return "The papers, run again"
+    folder, outcome = outcomes[0]
+    if "paper" not in outcome and outcome.get("title"):
+        return str(outcome["title"])[:TITLE]
+    name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}"
+    return f"{name.strip()[:TITLE]}, run again"
+
+
+def outcome_in(folder: Path) -> dict[str, Any]:
+    """What came out of the study in a folder; raises FileError if it is damaged."""
+    path = read(folder).path("outcome.json")
+    return checked(path, document(path))
+
+
+def checked(path: Path, outcome: dict[str, Any]) -> dict[str, Any]:
+    """The outcome, if it has lists where there must be lists, and objects in that of comparisons; else a FileError."""
+    fits = all(isinstance(outcome.get(name, []), list) for name in LISTS) and all(
+        isinstance(entry, dict) and entry.get("agrees") in (True, False, None)
+        for entry in outcome.get("comparisons", [])
+    )
+    fits = fits and all(_is_table(entry) for entry in outcome.get("shown", []))
+    must = f"{path} must list comparisons, figures, tables and notes of a study; it does not"
+    require(fits, f"{must}: it is damaged or of another version, run it again", FileError, str(path))
+    return outcome
+
+
+def _is_table(entry: Any) -> bool:
+    """A title, headings, and rows as long as these."""
+    if not isinstance(entry, dict) or not {"title", "headings", "rows"} <= entry.keys():
+        return False
+    headings, rows = entry["headings"], entry["rows"]
+    return (
+        isinstance(headings, list)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(headings) for row in rows)
+    )
 
 
 def study_sections(outcomes: Outcomes) -> list[Section]:
