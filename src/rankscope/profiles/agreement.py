@@ -44,9 +44,12 @@ ByDeviation = Callable[[Metric], tuple[DeviationStep, DeviationSecondPass]]
 def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass) -> Readings:
     """Readings of deviation arithmetic with their digits, marked where the second pass differs."""
     distance = comparison.state_distance(step.state, second.step.state)
-    inputs: dict[str, Errors | None] = {"tokens": distance / EXAGGERATED}
+    inputs = {"tokens": distance / EXAGGERATED}
     if any(metric.of == "attention" for metric, _ in readings):
-        inputs["attention"] = _pattern_difference(step, second.step)
+        # The largest difference of an attention weight, by head: matrices with nothing in common may read the same.
+        P, Q = step.patterns[0], second.step.patterns[0]
+        if P is not None and Q is not None:
+            inputs["attention"] = comparison.pattern_difference(P, Q).nan_to_num(nan=torch.inf) / EXAGGERATED
     return [
         (metric, _marked(read_, _error(metric, read_, inputs.get(metric.of), step, second)))
         for metric, read_ in readings
@@ -253,14 +256,6 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
     if len(pairs) < 2:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
     return comparison.state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
-
-
-def _pattern_difference(step: DeviationStep, second: DeviationStep) -> Errors | None:
-    """The largest difference of an attention weight, by head: matrices with nothing in common may read the same."""
-    P, Q = step.patterns[0], second.patterns[0]
-    if P is None or Q is None:
-        return None
-    return comparison.pattern_difference(P, Q).nan_to_num(nan=torch.inf) / EXAGGERATED
 
 
 def difference(reading: Reading, reference: Reading) -> Errors:
