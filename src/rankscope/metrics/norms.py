@@ -50,12 +50,8 @@ def _plain(X: Tensor) -> bool:
 
 
 def token_norms(X: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*batch token"] | None = None) -> Norms:
-    """All norms of tokens, in float64; entries may be of any size, and NaN or infinity among them gives NaN.
-
-    Args:
-        X: The tokens, of any floating dtype. Rows that are not valid may hold anything.
-        valid: True at tokens; None if every row is one.
-    """
+    """All norms of tokens of any floating dtype, in float64; entries may be of any size, and NaN or infinity among them
+    gives NaN. Rows that are not `valid` may hold anything; None if every row is a token."""
     batch, samples = X.shape[:-2], X.shape[:-2].numel()
     X = X.reshape(samples, *X.shape[-2:])
     valid = None if valid is None else valid.reshape(X.shape[:-1])
@@ -127,12 +123,8 @@ def _largest(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
 def largest_sum_distance(
     P: Float[Tensor, "*batch row column"], valid: Bool[Tensor, "*batch row"] | None = None
 ) -> Float[Tensor, "*batch"]:
-    """The largest `sum_k |P_ik - P_jk|` of two rows of each matrix, NaN of a matrix that holds NaN.
-
-    Args:
-        P: Matrices of one row at least.
-        valid: True at rows that count; None if all do.
-    """
+    """The largest `sum_k |P_ik - P_jk|` of two rows of each matrix of one row at least, NaN of a matrix that holds NaN;
+    `valid` is True at rows that count, None if all do."""
     if P.dtype == torch.float64 and on_gpu(P):
         from rankscope.metrics.norms_triton import fused_sum_distance
 

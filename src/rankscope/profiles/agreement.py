@@ -59,15 +59,9 @@ def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass
 def checked_floats(
     readings: Readings, narrow: Readings, layer: FloatLayer, net: Transformer, by_deviation: ByDeviation
 ) -> Readings:
-    """Readings of float64 with their digits; those with an error above `AGREED` are replaced by deviation arithmetic's.
-
-    Args:
-        readings: Those of the pass in float64.
-        narrow: The same of the pass in float32.
-        layer: The tokens and patterns of both passes.
-        net: The network.
-        by_deviation: Runs as much of the layer as a metric needs in both passes of deviation arithmetic.
-    """
+    """Readings of float64 with their digits, by those of the pass in float32 (`narrow`) and by the tokens and patterns
+    of both passes (`layer`). Those with an error above `AGREED` are replaced by deviation arithmetic's: `by_deviation`
+    runs as much of the layer as a metric needs in both of its passes."""
     result = []
     for (metric, reading), (_, of_narrow) in zip(readings, narrow, strict=True):
         error = ROUNDING * torch.maximum(difference(reading, of_narrow), _change(metric, reading, layer, net))
@@ -133,11 +127,9 @@ def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_di
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
     """Readings of doubled precision with float64's digits, marked where doubled precision does not know them either.
 
-    Args:
-        readings: Those of the doubled pass.
-        single: The same of float64, marked by its own second pass. Where they are marked or differ, a second doubled
-            pass decides, by the reading and by what it is read off.
-        confirmation: The passes. Where doubled precision knows nothing (`Confirmation.lost`), readings are marked.
+    `single` are the same of float64, marked by its own second pass. Where they are marked or differ, a second doubled
+    pass of the `confirmation` decides, by the reading and by what it is read off; where doubled precision knows nothing
+    (`Confirmation.lost`), readings are marked.
     """
     marked = []
     for (metric, reading), (_, reference) in zip(readings, single, strict=True):
