@@ -142,8 +142,8 @@ def largest_square_distance(R: Float[Tensor, "*batch row column"], at_once: int 
     if rows are written about a point between them: about their mean, or about one of them. Then no row is longer than
     the largest distance D (`r_i` is the mean of all `x_i - x_j`, or one of them), so each product is off by
     a few eps times the number of columns of D^2 at most, and the largest of all is D^2 to that share.
-    R has such rows, of a size whose squares are in range; rows of zeros do not count. So many bytes of products are held
-    `at_once`.
+    R has such rows, of a size whose squares are in range; rows of zeros do not count. `at_once` bytes of products are
+    held at a time.
     """
     n = R.shape[-2]
     square = torch.linalg.vecdot(R, R)
