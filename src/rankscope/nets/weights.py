@@ -10,7 +10,6 @@ that variants that run side by side read each layer once for all.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -257,10 +256,14 @@ def _moved(values: tuple[Any, ...], move: Callable[..., Any], seen: dict[tuple[i
     return moved
 
 
-@cache
 def _names(kind: type) -> tuple[str, ...] | None:
     """The names of the fields of a dataclass; None of any other class. Asked of each part of a structure, so cached."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+    if kind not in _names_of_kinds:
+        _names_of_kinds[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+    return _names_of_kinds[kind]
+
+
+_names_of_kinds: dict[type, tuple[str, ...] | None] = {}
 
 
 def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
