@@ -129,7 +129,7 @@ def kernels() -> None:
     """The kernels against torch's formulas on the CPU, and by how much of a copy's bandwidth they read."""
     from rankscope.deviation import softmax
     from rankscope.deviation.state import ValidTokens
-    from rankscope.metrics.token_norms import token_norms
+    from rankscope.metrics.norms import token_norms
 
     _distances()
     for shape, dtype in product([(3, 70, 130), (2, 1000, 770), (1, 5000, 64)], [torch.float64, torch.bfloat16]):

@@ -17,7 +17,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.depths.cut import SEARCHES
     from rankscope.metrics import METRICS
     from rankscope.nets import mask_matrix
-    from rankscope.nets.initial import SCHEMES
+    from rankscope.nets.tensors import SCHEMES
     from rankscope.nets.variants import VARIANT_PARTS
     from rankscope.profiles import ARITHMETICS
     from rankscope.remedies import REMEDIES

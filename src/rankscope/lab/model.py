@@ -48,7 +48,7 @@ class Interface:
 class Initialisation:
     """What networks are before they learn."""
 
-    scheme: str = "xavier/sqrt(L)"  # A scheme of `nets/initial.py`
+    scheme: str = "xavier/sqrt(L)"  # A scheme of `nets/tensors.py`
     embedding_std: float | None = None
     """Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out."""
     dropout: float = 0.0  # The chance that an entry is zero in training (`nets/dropout.py`)

@@ -5,13 +5,15 @@ P is `[*batch, head, token, token]`, row i the weights with which token i averag
 pattern holds NaN or infinity.
 """
 
+from operator import attrgetter
+
 import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError, require
-from rankscope.metrics.distances import largest_sum_distance
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
+from rankscope.metrics.norms import largest_sum_distance
 from rankscope.metrics.rows import PatternRows, RowStatistics, dobrushin_by_head, gap_by_head, second_by_head
 from rankscope.metrics.tokens import nobody_can_look, valid_tokens
 from rankscope.shapes import Bool, Float
@@ -191,20 +193,8 @@ def _log_entropy(log_P: RowsOf) -> RowValues:
     return torch.where(top[..., 0].isnan(), top[..., 0], torch.logaddexp(terms, largest))
 
 
-def _entropy_from_scores(found: RowStatistics) -> Tensor:
-    return found.entropy
-
-
 def _first_from_scores(found: RowStatistics) -> Tensor:
     return found.first.masked_fill(found.blind, 0.0)  # as of a row of zeros
-
-
-def _keys_from_scores(found: RowStatistics) -> Tensor:
-    return found.effective_keys
-
-
-def _largest_from_scores(found: RowStatistics) -> Tensor:
-    return found.largest
 
 
 _UNMASKED = "without mask and positions"
@@ -216,7 +206,7 @@ METRICS = [
             "share of what differed before. Above 1 only where rows do not sum to one.",
             equal=f"0 {_UNMASKED}")),
     Metric("entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
-        rule_streams=True, from_scores=_entropy_from_scores,
+        rule_streams=True, from_scores=attrgetter("entropy"),
         meaning=Meaning("0 to log n", "each token looks at one", "each token looks at all alike",
             "In nats. NaN where weights are negative or do not sum to one. A learnt sink (gpt-oss) counts "
             "as one more token where `watch` sees its score.", equal=f"log n {_UNMASKED}")),
@@ -234,7 +224,7 @@ METRICS = [
             "0 to 1", "nobody looks at the first token", "all look at the first token (1), an attention sink",
             equal=f"1/n {_UNMASKED}")),
     Metric("effective_keys", effective_keys, "mean 1/Σⱼ Pᵢⱼ²", r"\mathrm{mean}\,1/\sum_j P_{ij}^2", "attention",
-        by_row=effective_keys_of_rows, from_scores=_keys_from_scores,
+        by_row=effective_keys_of_rows, from_scores=attrgetter("effective_keys"),
         meaning=Meaning("1 to n", "each token looks at one", "each token looks at all alike",
             "At most e to the entropy. NaN where weights are negative or do not sum to one; a sink counts as for the "
             "entropy.", equal=f"n {_UNMASKED}")),
@@ -244,7 +234,7 @@ METRICS = [
             "Theorems on averaging need weights that sum to one.",
             equal="whatever it was: it says whether attention averages, not how tokens differ")),
     Metric("largest_logit", largest_logit, "max sᵢⱼ", r"\max_{ij} s_{ij}", "scores", largest=True,
-        from_scores=_largest_from_scores,
+        from_scores=attrgetter("largest"),
         meaning=Meaning("any number", "queries and keys are small, as where a training begins",
             "queries and keys have grown, and the softmax picks single tokens",
             "`watch` and `Monitor` read it while fused kernels run, without the attention pattern. Learnt sinks are "

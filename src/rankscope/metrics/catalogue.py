@@ -7,7 +7,7 @@ Called by whatever takes `metrics=` (`chosen_metrics`) and by whatever meets a m
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from rankscope.errors import MetricError, one_of
+from rankscope.errors import MetricError, require_one_of
 from rankscope.metrics import attention, cosine, outliers, residuals, routing, spectrum
 from rankscope.metrics.metric import Metric, tex_of
 from rankscope.plugins import Group
@@ -41,7 +41,7 @@ def metric(name: str) -> Metric:
         if option is not None:
             sentence = f"metric must be one that is read at each layer by name; {name!r} comes with Monitor({option})"
             raise MetricError(f"{sentence}: leave the name out, and give that", subject="metric")
-        raise MetricError(one_of("metric", base, METRICS), subject="metric")
+        require_one_of("metric", base, METRICS, MetricError)
     return METRICS[base].about(centre) if at else METRICS[base]
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.errors import ConvergenceError, MetricError, one_of
+from rankscope.errors import ConvergenceError, MetricError, require_one_of
 from rankscope.metrics.tokens import Tokens
 from rankscope.shapes import Float
 
@@ -50,8 +50,7 @@ Vector = Float[np.ndarray, " width"]
 
 def closed_form(centre: Centre, norm: Norm) -> Centre:
     """The centre that is the argmin of a norm where that has a closed form, and the centre itself elsewhere."""
-    if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+    require_one_of("centre", centre, get_args(Centre), MetricError)
     return MINIMISER.get(norm, centre) if centre == "argmin" else centre
 
 

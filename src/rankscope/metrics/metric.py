@@ -223,13 +223,7 @@ def from_statistics(
     """The readings of metrics by their rule `from_scores`.
 
     Scores are rounded by eps of their size, and so is what is read off them: the floor is `ROUNDING` times that, or
-    that of `unit` if larger.
-
-    Args:
-        metrics: Metrics that have the rule.
-        found: The numbers of rows.
-        valid: True at tokens.
-        unit: The eps of the arithmetic that the model computes in.
+    that of `unit`, the eps of the arithmetic that the model computes in, if larger.
     """
     size = found.largest.abs().masked_fill(found.blind | ~valid[:, None], 0.0).amax(-1).to(torch.float64)
     rounding = ROUNDING * (unit_of(found.largest.dtype) * size).clamp(min=unit)

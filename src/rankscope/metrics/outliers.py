@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics.metric import Meaning, Metric
+from rankscope.metrics.norms import max_norm
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
 from rankscope.shapes import Bool, Float
 
@@ -28,7 +29,7 @@ MASSIVE, HIGH = 1000.0, 5.0  # How many medians make an activation massive, and 
 def activation_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
     """The largest entry of tokens over the median of all, in absolute value."""
     ready = tokens(X, padding)
-    return _ratio(ready.X.abs(), ready)
+    return _against_median(ready.X.abs(), ready)
 
 
 def massive_activations(
@@ -45,19 +46,20 @@ def massive_activations(
         unit: Not used: an entry a thousand times the median is no rounding.
     """
     ready = tokens(X, padding)
-    return _count(ready.X.abs(), ready, times, least)
+    return _against_median(ready.X.abs(), ready, (times, least))
 
 
 def where(X: TokensLike, times: float = MASSIVE, least: float = 0.0) -> Bool[Tensor, "*batch token width"]:
     """True at massive activations, by sample, token and channel; the arguments are those of `massive_activations`."""
     ready = tokens(X)
-    return _passing(ready.X.abs(), ready, times, least)
+    size = ready.X.abs()
+    return _passing(size, ready, _median(size, ready), times, least)
 
 
 def token_norm_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
     """The longest token over the median of their lengths."""
     ready = tokens(X, padding)
-    return _ratio(_lengths(ready), ready)
+    return _against_median(_lengths(ready), ready)
 
 
 def high_norm_tokens(
@@ -73,7 +75,7 @@ def high_norm_tokens(
         unit: Not used.
     """
     ready = tokens(X, padding)
-    return _count(_lengths(ready), ready, times, least)
+    return _against_median(_lengths(ready), ready, (times, least))
 
 
 def _median(size: Sizes, ready: Tokens) -> Values:
@@ -93,32 +95,27 @@ def _median_by_sorting(known: Float[Tensor, "*batch number"]) -> Values:
 
 def _lengths(ready: Tokens) -> Sizes:
     """The length of every token; squares are of entries below one, so that none leaves the range."""
-    scale = _largest(ready.X.abs())[..., None, None]
+    scale = max_norm(ready.X)[..., None, None]
     scale = scale.masked_fill(scale == 0, 1.0)
     return (ready.X / scale).norm(dim=-1, keepdim=True) * scale
 
 
-def _ratio(size: Sizes, ready: Tokens) -> Values:
-    """The largest size over the median."""
-    return _known(ratio(_largest(size), _median(size, ready)), size, ready)
+def _passing(
+    size: Sizes, ready: Tokens, median: Values, times: float, least: float
+) -> Bool[Tensor, "*batch token number"]:
+    """Sizes of tokens that pass so many medians, and `least`."""
+    return (size > times * median[..., None, None]) & (size > least) & ready.valid[..., None]
 
 
-def _count(size: Sizes, ready: Tokens, times: float, least: float) -> Values:
-    """How many sizes pass both criteria."""
-    return _known(_passing(size, ready, times, least).flatten(-2).sum(-1).to(torch.float64), size, ready)
-
-
-def _passing(size: Sizes, ready: Tokens, times: float, least: float) -> Bool[Tensor, "*batch token number"]:
-    return (size > times * _median(size, ready)[..., None, None]) & (size > least) & ready.valid[..., None]
-
-
-def _largest(size: Sizes) -> Values:
-    return size.flatten(-2).amax(-1) if size.shape[-2] else size.new_zeros(size.shape[:-2])
-
-
-def _known(value: Values, size: Sizes, ready: Tokens) -> Values:
-    """The value; NaN without tokens, and where only the median is zero."""
-    return nan_where_empty(value.masked_fill((_median(size, ready) == 0) & (_largest(size) > 0), torch.nan), ready)
+def _against_median(size: Sizes, ready: Tokens, passing: tuple[float, float] | None = None) -> Values:
+    """The largest size over the median, or how many pass (times the median, least); NaN without tokens, and where only
+    the median is zero."""
+    largest, median = max_norm(size), _median(size, ready)
+    if passing is None:
+        value = ratio(largest, median)
+    else:
+        value = _passing(size, ready, median, *passing).flatten(-2).sum(-1).to(torch.float64)
+    return nan_where_empty(value.masked_fill((median == 0) & (largest > 0), torch.nan), ready)
 
 
 _DWARFED = "one entry dwarfs all others: a massive activation"

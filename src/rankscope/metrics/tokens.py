@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics.token_norms import ORDER, Norms, is_fused, token_norms
+from rankscope.metrics.norms import ORDER, Norms, is_fused, token_norms
 from rankscope.shapes import Bool, Float, Int
 
 Values = Float[Tensor, "*batch"]

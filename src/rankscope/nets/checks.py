@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from rankscope.errors import ArchitectureError, one_of
@@ -49,12 +49,9 @@ def check_types(arch: ArchitectureFields) -> None:
 
 def size_problems(arch: ArchitectureFields) -> Problems:
     """Fields that must be right before the usual values are filled in."""
-    yield from _at_least_one(arch, "layers", "width", "heads")
-    if arch.layers > DEEPEST:
-        yield "layers", f"layers must be at most {DEEPEST}; got {arch.layers}"
-    for name in ("head_width", "divisor"):
-        if not getattr(arch, name) >= 0:
-            yield name, f"{name} must be > 0, or 0 for its usual value; got {getattr(arch, name)!r}"
+    yield from _unfit(arch, ("layers", "width", "heads"), lambda x: x >= 1, "a whole number >= 1")
+    yield from _unfit(arch, ("layers",), lambda x: x <= DEEPEST, f"at most {DEEPEST}")
+    yield from _unfit(arch, ("head_width", "divisor"), lambda x: x >= 0, "> 0, or 0 for its usual value")
     if not arch.head_width and arch.width % arch.heads:
         got = f"width {arch.width} and {arch.heads} heads"
         yield "width", f"width must be a multiple of heads unless head_width is given; got {got}"
@@ -66,10 +63,11 @@ def size_problems(arch: ArchitectureFields) -> Problems:
             yield name, f"{name} must be a tuple; got {value!r}"
 
 
-def _at_least_one(arch: ArchitectureFields, *names: str) -> Problems:
+def _unfit(arch: ArchitectureFields, names: Iterable[str], fits: Callable[[float], bool], must_be: str) -> Problems:
+    """The numbers among these fields that do not fit, and what they must be."""
     for name in names:
-        if getattr(arch, name) < 1:
-            yield name, f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}"
+        if not fits(getattr(arch, name)):
+            yield name, f"{name} must be {must_be}; got {getattr(arch, name)!r}"
 
 
 def problems(arch: ArchitectureFields) -> Problems:
@@ -85,16 +83,12 @@ def problems(arch: ArchitectureFields) -> Problems:
     yield from among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
     for part in arch.biases if isinstance(arch.biases, tuple) else ():
         yield from among("biases", part, BIASES)
-    widths = ("key_heads", "head_width", "value_width", "mlp_width")
-    yield from _at_least_one(arch, *widths, "length", "bias_buckets", "bias_reach")
-    for name in ("divisor", "rotary_base"):
-        if not 0 < getattr(arch, name) < math.inf:
-            yield name, f"{name} must be a finite number > 0; got {getattr(arch, name)!r}"
-    for name in ("attention_skip", "mlp_skip"):
-        if not math.isfinite(weight := getattr(arch, name)):
-            yield name, f"{name} must be a finite number (0 takes the skip out); got {weight!r}"
-    if not 0 <= arch.norm_eps < math.inf:
-        yield "norm_eps", f"norm_eps must be a finite number >= 0; got {arch.norm_eps!r}"
+    sizes = ("key_heads", "head_width", "value_width", "mlp_width", "length", "bias_buckets", "bias_reach")
+    yield from _unfit(arch, sizes, lambda x: x >= 1, "a whole number >= 1")
+    yield from _unfit(arch, ("divisor", "rotary_base"), lambda x: 0 < x < math.inf, "a finite number > 0")
+    skips = ("attention_skip", "mlp_skip")
+    yield from _unfit(arch, skips, math.isfinite, "a finite number (0 takes the skip out)")
+    yield from _unfit(arch, ("norm_eps",), lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if arch.heads % arch.key_heads:
         yield "heads", f"heads must be a multiple of key_heads; got {arch.heads} and {arch.key_heads}"
     if arch.parallel and arch.mlp_skip != 1.0:
@@ -116,8 +110,7 @@ def _positions(arch: ArchitectureFields) -> Problems:
             yield "rotary_frequencies", f"rotary_frequencies must be finite numbers; got {angles!r}"
     if not all(type(scale) in (int, float) and 0 < scale < math.inf for scale in arch.rotary_scales):
         yield "rotary_scales", f"rotary_scales must be finite numbers > 0; got {arch.rotary_scales!r}"
-    if arch.rotary_reach < 0:
-        yield "rotary_reach", f"rotary_reach must be a number of tokens >= 0; got {arch.rotary_reach}"
+    yield from _unfit(arch, ("rotary_reach",), lambda x: x >= 0, "a number of tokens >= 0")
     grid = arch.rotary_grid
     if grid and (len(grid) != 3 or not all(type(n) is int and n >= 0 for n in grid) or 0 in grid[:2]):
         yield "rotary_grid", f"rotary_grid must be (rows, columns, other tokens), whole numbers; got {grid!r}"
@@ -139,9 +132,8 @@ def _positions(arch: ArchitectureFields) -> Problems:
 def _scores(arch: ArchitectureFields) -> Problems:
     if arch.query_norm_across and not arch.query_norm:
         yield "query_norm_across", "query_norm_across says of what the query_norm is: give query_norm=True with it"
-    for name in ("score_cap", "log_gain"):
-        if not 0 <= getattr(arch, name) < math.inf:
-            yield name, f"{name} must be a finite number > 0, or 0 for none; got {getattr(arch, name)!r}"
+    caps = ("score_cap", "log_gain")
+    yield from _unfit(arch, caps, lambda x: 0 <= x < math.inf, "a finite number > 0, or 0 for none")
     kernel = kernel_of(arch.kernel)
     if arch.score_cap and not kernel.capped:
         capped = ", ".join(name for name, known in KERNELS.items() if known.capped)

@@ -76,30 +76,20 @@ class ScoreOperations(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kind of attention.
+    """A kind of attention."""
 
-    Args:
-        name: What files and messages call it.
-        pattern: (queries, keys, context) to P.
-        averages: Whether rows of P sum to one whatever the tokens are.
-        deviation: Its rule in deviation arithmetic, for kernels that average: the scores whose softmax P is.
-            Without one, networks with this kernel are measured in float64.
-        has_scores: Whether P is made of scores, which positions and `log_gain` can change.
-        capped: Whether scores can be capped.
-        softmax_of: The scores whose softmax a row of P is, where rows are computed as such; "" elsewhere.
-        by_row: Whether a row of P needs no other row, so that long contexts are computed some rows at a time.
-        deviation_by_row: Whether scores of the deviation rule are made some rows at a time as well.
-    """
-
-    name: str
-    pattern: Callable[[Queries, Keys, KernelContext], Rows]
-    averages: bool
+    name: str  # What files and messages call it
+    pattern: Callable[[Queries, Keys, KernelContext], Rows]  # (queries, keys, context) to P
+    averages: bool  # Whether rows of P sum to one whatever the tokens are
     deviation: Callable[[ScoreOperations], Any] | None = None
-    has_scores: bool = True
-    capped: bool = False
+    """Its rule in deviation arithmetic, for kernels that average: the scores whose softmax P is. Without one, networks
+    with this kernel are measured in float64."""
+    has_scores: bool = True  # Whether P is made of scores, which positions and `log_gain` can change
+    capped: bool = False  # Whether scores can be capped
     softmax_of: Literal["products", "distances", ""] = ""
-    by_row: bool = False
-    deviation_by_row: bool = False
+    """The scores whose softmax a row of P is, where rows are computed as such; "" elsewhere."""
+    by_row: bool = False  # Whether a row of P needs no other row, so that long contexts are computed some at a time
+    deviation_by_row: bool = False  # Whether scores of the deviation rule are made some rows at a time as well
 
 
 def kernel_of(kind: str | Kernel) -> Kernel:

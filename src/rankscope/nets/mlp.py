@@ -46,40 +46,25 @@ LARGEST_LOG, TINY_LOG = 600.0, -100.0  # beyond e^600 only which logit is larges
 class Experts:
     """What a mixture is made of, apart from its weights.
 
-    Args:
-        number: Experts of a layer.
-        chosen: Experts that each token goes through, beside the shared one.
-        width: The width of the hidden layer of each.
-        renormalised: Whether the weights of the chosen are divided by their sum.
-        shared_width: The hidden width of the expert that takes every token; 0: there is none.
-        shared_gate: Whether the shared expert is weighed by a sigmoid of its own.
-        dense_layers: Layers (0-based) with a gated MLP of the architecture's `mlp_width` instead.
-        sigmoid: Whether scores are sigmoids, each of its own logit.
-        correction: Whether experts are chosen by their score and a number of each expert's own.
-        groups: Groups of equally many experts, side by side.
-        groups_chosen: Groups that each token chooses its experts from.
-        group_best: How many of a group's best scores are added up to choose it.
-        biases: Whether the router and the maps of experts have biases.
-        limit: L of `(act(min(x W_g, L)) * (1 + x W_u, cut to +-L)) W_d`, what each expert is then (gpt-oss); 0: none.
-
     >>> Experts(number=8, chosen=2, width=64).chosen
     2
     """
 
-    number: int
-    chosen: int
-    width: int
-    renormalised: bool = False
-    shared_width: int = 0
-    shared_gate: bool = False
-    dense_layers: tuple[int, ...] = ()
-    sigmoid: bool = False
-    correction: bool = False
-    groups: int = 1
-    groups_chosen: int = 1
-    group_best: int = 1
-    biases: bool = False
+    number: int  # Experts of a layer
+    chosen: int  # Experts that each token goes through, beside the shared one
+    width: int  # The width of the hidden layer of each
+    renormalised: bool = False  # Whether the weights of the chosen are divided by their sum
+    shared_width: int = 0  # The hidden width of the expert that takes every token; 0: there is none
+    shared_gate: bool = False  # Whether the shared expert is weighed by a sigmoid of its own
+    dense_layers: tuple[int, ...] = ()  # Layers (0-based) with a gated MLP of the architecture's `mlp_width` instead
+    sigmoid: bool = False  # Whether scores are sigmoids, each of its own logit
+    correction: bool = False  # Whether experts are chosen by their score and a number of each expert's own
+    groups: int = 1  # Groups of equally many experts, side by side
+    groups_chosen: int = 1  # Groups that each token chooses its experts from
+    group_best: int = 1  # How many of a group's best scores are added up to choose it
+    biases: bool = False  # Whether the router and the maps of experts have biases
     limit: float = 0.0
+    """L of `(act(min(x W_g, L)) * (1 + x W_u, cut to +-L)) W_d`, what each expert is then (gpt-oss); 0: none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))

@@ -51,29 +51,21 @@ DeviationNorm = Callable[[Any, float, NormOperations], Any]
 class Norm:
     """A kind of norm: `x -> (x - mean x) / length(x)`, or without the mean.
 
-    Args:
-        name: What files and messages call it.
-        centred: Whether the token's mean is taken off first.
-        averaged: Whether the usual length is a root mean square, `sqrt(|x|^2 / d + eps)`; else the 2-norm.
-        gain: Whether the norm has a gain among a network's weights.
-        bias: Whether it has a bias there.
-        length: A length of its own: (centred tokens, eps) to `[..., 1]`, never zero. None: the usual one.
-        deviation: The rule of such a length in deviation arithmetic. Without one, networks with this norm are
-            measured in float64.
-
     >>> import torch
     >>> largest = Norm("largest", length=lambda x, eps: x.abs().amax(-1, keepdim=True) + eps)
     >>> normalise(torch.tensor([1.0, -4.0]), largest, NormWeights(), eps=0.0)
     tensor([ 0.2500, -1.0000])
     """
 
-    name: str
-    centred: bool = False
-    averaged: bool = True
-    gain: bool = True
-    bias: bool = False
+    name: str  # What files and messages call it
+    centred: bool = False  # Whether the token's mean is taken off first
+    averaged: bool = True  # Whether the usual length is a root mean square, `sqrt(|x|^2 / d + eps)`; else the 2-norm
+    gain: bool = True  # Whether the norm has a gain among a network's weights
+    bias: bool = False  # Whether it has a bias there
     length: Callable[[Tokens, float], Length] | None = None
+    """A length of its own: (centred tokens, eps) to `[..., 1]`, never zero. None: the usual one."""
     deviation: DeviationNorm | None = None
+    """The rule of such a length in deviation arithmetic. Without one, networks with it are measured in float64."""
 
     @property
     def deviation_rule(self) -> DeviationNorm | None:

@@ -39,9 +39,8 @@ def _without_padding(visible: Tensor, valid: Tensor, start: int = 0, stop: int |
     """Rows `start` to `stop` of who sees whom, without padding."""
     rows = valid[:, start:stop]
     visible = visible & valid[:, None, None, :] & rows[:, None, :, None]
-    if bool((rows & ~visible[:, 0].any(-1)).any()):
-        sentence = "every token must attend to a valid token; with this padding one sees none: let each see itself"
-        raise MaskError(sentence, subject="mask")
+    sentence = "every token must attend to a valid token; with this padding one sees none: let each see itself"
+    require(not (rows & ~visible[:, 0].any(-1)).any(), sentence, MaskError, "mask")
     return visible
 
 
@@ -111,16 +110,9 @@ class PassSettings:
         whole_masks: bool = True,
         seen: Seen | None = None,
     ) -> "PassSettings":
-        """Make the settings of a pass.
-
-        Args:
-            arch: The architecture of the network.
-            weights: Its weights, for the table of positions `bias`.
-            X: The tokens, valid ones first.
-            valid: Which positions are tokens.
-            memory: What cross-attention reads.
-            whole_masks: False makes no matrix `[token, token]`, masks and what positions add included.
-            seen: What `unpadded` gave before, where every position is a token.
+        """Make the settings of a pass over tokens X, `valid` ones first, of a network with these weights (for tables of
+        positions) and this memory for cross-attention. `whole_masks=False` makes no matrix `[token, token]`, masks and
+        what positions add included; `seen` is what `unpadded` gave before, where every position is a token.
         """
         n, table = X.shape[-2], weights.relative_table if arch.positions == "disentangled" else None
         visible = {} if seen is None else seen
@@ -250,12 +242,11 @@ def prepare_tokens(
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         sentence = f"tokens must be a tensor [batch, token, width] of width {arch.width}; received {got}"
         raise TokensError(sentence, subject="X")
-    if X.dtype != like.dtype or X.device != like.device:
-        sentence = f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on {X.device}"
-        raise TokensError(f"{sentence}: use X.to or net.to", subject="X")
-    if arch.cross_attention and not has_memory:
-        sentence = "cross-attention reads a memory; this network has none: use net.with_memory(M, padding)"
-        raise TokensError(sentence, subject="memory")
+    sentence = f"tokens must be {like.dtype} on {like.device} like the network; received {X.dtype} on {X.device}"
+    alike = X.dtype == like.dtype and X.device == like.device
+    require(alike, f"{sentence}: use X.to or net.to", TokensError, "X")
+    sentence = "cross-attention reads a memory; this network has none: use net.with_memory(M, padding)"
+    require(has_memory or not arch.cross_attention, sentence, TokensError, "memory")
     limited = arch.positions == "absolute" or arch.linformer_rank is not None
     if limited and X.shape[1] > arch.length:
         advice = f"cut the text to {arch.length}, as --tokens {arch.length} and net.encode(texts, {arch.length}) do"

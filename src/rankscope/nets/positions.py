@@ -125,16 +125,8 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Offsets:
 def score_bias(
     arch: Architecture, weights: Weights, n: int, like: Tensor, start: int = 0, stop: int | None = None
 ) -> Scores | None:
-    """Return what `bias` and `alibi` add to the scores, after the divisor; None for other schemes.
-
-    Args:
-        arch: The architecture of the network.
-        weights: Its weights, for the table of `bias`.
-        n: The number of tokens.
-        like: A tensor of the dtype and device to make it in.
-        start: The first row.
-        stop: The row after the last; None: all.
-    """
+    """Return what `bias` (by the table in `weights`) and `alibi` add to scores among n tokens, after the divisor, in
+    rows `start` to `stop` (all, if left out), of the dtype and on the device of `like`; None for other schemes."""
     if arch.positions not in ("bias", "alibi"):
         return None
     j = torch.arange(n, device=like.device)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError, FileError
+from rankscope.errors import ArchitectureError, FileError, require
 from rankscope.files import atomic, writable_folder, write_text
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.tensors import shapes
@@ -77,9 +77,8 @@ def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str,
     try:
         fields = json.loads((path / ABOUT).read_text(encoding="utf-8"))
         known = fields["format"]
-        if known != FORMAT:
-            sentence = f"{path} must be a network saved in format {FORMAT}; it is of format {known!r}"
-            raise FileError(f"{sentence}: load it with the version that wrote it", subject=str(path))
+        sentence = f"{path} must be a network saved in format {FORMAT}; it is of format {known!r}"
+        require(known == FORMAT, f"{sentence}: load it with the version that wrote it", FileError, str(path))
         arch = Architecture.from_dict(fields["architecture"])
         same = dict(fields["same"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -165,9 +165,6 @@ class AttentionRequest:
     """P, whose rows are computed as often as they are read, to a number per head."""
     block_bytes: int | None = None  # The bytes of a block of rows; None takes `AT_ONCE`
 
-    def __bool__(self) -> bool:
-        return bool(self.by_row or self.by_head)
-
 
 @dataclass
 class PatternNumbers:

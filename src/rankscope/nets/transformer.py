@@ -14,14 +14,13 @@ from rankscope.files import writable_folder
 from rankscope.nets import storage, variants
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.devices import Conversion, check_device, check_dtype, check_memory, usual_modes
-from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import Norm, normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, texts_of, weights_of
 from rankscope.nets.pass_settings import Memory, PassSettings, TokenOrder, Tokens, Valid, padding_from, prepare_tokens
 from rankscope.nets.plain import ForwardPass, Plain, Step
-from rankscope.nets.tensors import assemble, shapes, with_parts
+from rankscope.nets.tensors import assemble, random_tensors, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
 from rankscope.nets.variants import HeadChoice, HeadsOut
 from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
@@ -71,7 +70,7 @@ class Transformer:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> "Transformer":
-        """Draw random weights by a scheme of `initial.py`: bert, xavier, kaiming or orthogonal, and each with
+        """Draw random weights by a scheme of `tensors.py`: bert, xavier, kaiming or orthogonal, and each with
         `/sqrt(L)`. The draw depends on the seed alone, not on dtype or device."""
         check_memory(arch)
         return cls(arch, assemble(arch, random_tensors(arch, seed, init))).to(dtype, device)

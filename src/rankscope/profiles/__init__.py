@@ -2,6 +2,7 @@
 
 from rankscope.profiles.cloud import CLOUD, SPECTRUM, ShapeReader, SpectrumReader, cloud_rows, cloud_table
 from rankscope.profiles.corpus import BatchMeasurement, BatchRunner, corpus_steps, measure_corpus
+from rankscope.profiles.curves import Bounds, by_variant, compared_arithmetics
 from rankscope.profiles.figures import arithmetics_chart, cloud_chart, curves_chart, metric_title, spectrum_chart
 from rankscope.profiles.measure import DEFAULT_METRICS, expected_seconds, measure, measure_together
 from rankscope.profiles.pass_cost import check_memory, in_words, seconds
@@ -16,7 +17,6 @@ from rankscope.profiles.readings import (
     readings_table,
     row_sum_defect,
 )
-from rankscope.profiles.sections import Bounds, by_variant, compared_arithmetics
 from rankscope.profiles.summary import CorpusRows, Summary
 from rankscope.profiles.verdict import Ending, disagreement, ending, ends_of, listing, undecided
 from rankscope.profiles.views import CurveView, geometric, zeros_note

@@ -16,6 +16,7 @@ patterns, and what else a metric is `sensitive_to`.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
 from rankscope.deviation.second_pass import EXAGGERATED
-from rankscope.metrics import SMALLEST, UNIT, Metric, Reading
+from rankscope.metrics import SMALLEST, UNIT, Metric, Of, Reading
 from rankscope.nets import Transformer, contributions
 from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
@@ -43,28 +44,25 @@ ByDeviation = Callable[[Metric], tuple[DeviationStep, DeviationSecondPass]]
 
 def checked(readings: Readings, step: DeviationStep, second: DeviationSecondPass) -> Readings:
     """Readings of deviation arithmetic with their digits, marked where the second pass differs."""
-    distance = comparison.state_distance(step.state, second.step.state)
-    inputs: dict[str, Errors | None] = {"tokens": distance / EXAGGERATED}
-    if any(metric.of == "attention" for metric, _ in readings):
-        inputs["attention"] = _pattern_difference(step, second.step)
-    return [
-        (metric, _marked(read_, _error(metric, read_, inputs.get(metric.of), step, second)))
-        for metric, read_ in readings
-    ]
+    apart, marked = _apart_from(step, second.step, EXAGGERATED), []
+    for metric, reading in readings:
+        error = apart(metric, reading)
+        if metric.count and metric.of == "tokens":
+            error = error.masked_fill(_uncounted(metric, reading, step.state, second), torch.inf)
+        if metric.of in ("attention", "heads") and second.lost_heads is not None:
+            # Of a pattern, rows that are equal in numbers alone are lost.
+            zero = (reading.value == 0) & (reading.log10 == -torch.inf) & (metric.sensitive_to == "row differences")
+            error = error.masked_fill(second.lost_heads & (zero | (metric.of == "heads")), torch.inf)
+        marked.append((metric, _marked(reading, error.masked_fill(_spread(second.lost, error), torch.inf))))
+    return marked
 
 
 def checked_floats(
     readings: Readings, narrow: Readings, layer: FloatLayer, net: Transformer, by_deviation: ByDeviation
 ) -> Readings:
-    """Readings of float64 with their digits; those with an error above `AGREED` are replaced by deviation arithmetic's.
-
-    Args:
-        readings: Those of the pass in float64.
-        narrow: The same of the pass in float32.
-        layer: The tokens and patterns of both passes.
-        net: The network.
-        by_deviation: Runs as much of the layer as a metric needs in both passes of deviation arithmetic.
-    """
+    """Readings of float64 with their digits, by those of the pass in float32 (`narrow`) and by the tokens and patterns
+    of both passes (`layer`). Those with an error above `AGREED` are replaced by deviation arithmetic's: `by_deviation`
+    runs as much of the layer as a metric needs in both of its passes."""
     result = []
     for (metric, reading), (_, of_narrow) in zip(readings, narrow, strict=True):
         error = ROUNDING * torch.maximum(difference(reading, of_narrow), _change(metric, reading, layer, net))
@@ -130,19 +128,17 @@ def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_di
 def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) -> Readings:
     """Readings of doubled precision with float64's digits, marked where doubled precision does not know them either.
 
-    Args:
-        readings: Those of the doubled pass.
-        single: The same of float64, marked by its own second pass. Where they are marked or differ, a second doubled
-            pass decides, by the reading and by what it is read off.
-        confirmation: The passes. Where doubled precision knows nothing (`Confirmation.lost`), readings are marked.
+    `single` are the same of float64, marked by its own second pass. Where they are marked or differ, a second doubled
+    pass of the `confirmation` decides, by the reading and by what it is read off; where doubled precision knows nothing
+    (`Confirmation.lost`), readings are marked.
     """
-    marked = []
+    by_single, marked = _apart_from(confirmation.doubled, confirmation.single), []
     for (metric, reading), (_, reference) in zip(readings, single, strict=True):
-        error = _doubled_error(metric, reading, confirmation.doubled, confirmation.single)
+        error = by_single(metric, reading)
         unsure = (error > AGREED) | reference.below_floor
         if bool(unsure.any()):
-            of_doubled = _doubled_error(metric, reading, confirmation.doubled, confirmation.perturbed)
-            error = torch.where(unsure, of_doubled, error)
+            by_perturbed = _apart_from(confirmation.doubled, confirmation.perturbed)
+            error = torch.where(unsure, by_perturbed(metric, reading), error)
         error = error.masked_fill(confirmation.zeros.heads, torch.inf) if metric.of == "heads" else error
         error = error.masked_fill(_spread(confirmation.lost, error), torch.inf)
         digits = _digits(reading, difference(reading, reference))
@@ -150,23 +146,35 @@ def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) 
     return marked
 
 
-def _doubled_error(metric: Metric, reading: Reading, step: DeviationStep, other: DeviationStep) -> Errors:
-    """How far a reading of doubled precision, and all that it is read off, are from another pass's."""
-    error = _error_against(metric, reading, step, other)
-    if metric.of == "attention" and step.attention is not None and other.attention is not None:
-        patterns = comparison.pattern_difference(step.attention, other.attention)
-        error = torch.maximum(error, patterns.nan_to_num(nan=torch.inf))
-    if metric.of != "tokens":
+def _apart_from(step: DeviationStep, other: DeviationStep, times: int = 1) -> Callable[[Metric, Reading], Errors]:
+    """Tells how far a reading, and all that it is read off, are from those of another pass, rounded so many times as
+    much as usual."""
+
+    @cache
+    def inputs(of: Of) -> Errors | None:
+        """What metrics are read off: tokens by sample, patterns by head, which may read the same by chance."""
+        if of == "tokens":
+            return comparison.state_distance(step.state, other.state) / times
+        P, Q = step.patterns[0], other.patterns[0]
+        if of != "attention" or P is None or Q is None:
+            return None
+        return comparison.pattern_difference(P, Q).nan_to_num(nan=torch.inf) / times
+
+    def apart(metric: Metric, reading: Reading) -> Errors:
+        reference, of_inputs = read(metric, other), inputs(metric.of)
+        assert reference is not None
+        error = torch.maximum(difference(reading, reference), _input_distance(metric, step, other)) / times
+        error = error if of_inputs is None else torch.maximum(error, _spread(of_inputs, error))
+        if metric.sensitive_to == "directions" and metric.of == "tokens":
+            # Of a token that is short beside the others, rounding may have decided no more than its sign.
+            tokens = (state.scaled_tokens for state in (step.state, other.state))
+            error = torch.maximum(error, comparison.direction_difference(*tokens) / times)
+        if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
+            distances = comparison.state_distance(step.state, other.state, deep=False) / times
+            error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
         return error.masked_fill(_cut(metric, reading, step), torch.inf)
-    error = torch.maximum(error, _spread(comparison.state_distance(step.state, other.state), error))
-    if metric.sensitive_to == "directions":
-        error = torch.maximum(
-            error, comparison.direction_difference(step.state.scaled_tokens, other.state.scaled_tokens)
-        )
-    if metric.count:
-        apart = comparison.state_distance(step.state, other.state, deep=False)
-        error = error.masked_fill(_spread(_miscounted(metric, step.state, apart), error), torch.inf)
-    return error
+
+    return apart
 
 
 def _miscounted(metric: Metric, state: State, distances: Errors) -> Tensor:
@@ -192,28 +200,6 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
     return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * EXAGGERATED * UNIT) > reading.value)
 
 
-def _error(
-    metric: Metric, reading: Reading, inputs: Errors | None, step: DeviationStep, second: DeviationSecondPass
-) -> Errors:
-    """The relative error of a reading, as far as a second pass can tell; `inputs` is that of what it is read off."""
-    error = _error_against(metric, reading, step, second.step) / EXAGGERATED
-    error = error if inputs is None else torch.maximum(error, _spread(inputs, error))
-    if metric.sensitive_to == "directions" and metric.of == "tokens":
-        # Of a token that is short beside the others, rounding may have decided no more than its sign.
-        tokens = (state.scaled_tokens for state in (step.state, second.step.state))
-        error = torch.maximum(error, comparison.direction_difference(*tokens) / EXAGGERATED)
-    if metric.count and metric.of == "tokens":  # what is rounding may count where it is above the tolerance
-        distances = comparison.state_distance(step.state, second.step.state, deep=False) / EXAGGERATED
-        error = error.masked_fill(_spread(_miscounted(metric, step.state, distances), error), torch.inf)
-        error = error.masked_fill(_uncounted(metric, reading, step.state, second), torch.inf)
-    error = error.masked_fill(_cut(metric, reading, step), torch.inf)
-    if metric.of in ("attention", "heads") and second.lost_heads is not None:
-        # Of a pattern, rows that are equal in numbers alone are lost.
-        zero = (reading.value == 0) & (reading.log10 == -torch.inf) & (metric.sensitive_to == "row differences")
-        error = error.masked_fill(second.lost_heads & (zero | (metric.of == "heads")), torch.inf)
-    return error.masked_fill(_spread(second.lost, error), torch.inf)
-
-
 def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     """True for heads of which a reading may be due to a cut of scores: a pattern's that is next to nothing, or of
     outputs of a head whose rows are next to alike."""
@@ -226,13 +212,6 @@ def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     if metric.of == "heads":
         return cut & comparison.alike_rows(P)
     return cut & reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
-
-
-def _error_against(metric: Metric, reading: Reading, step: DeviationStep, perturbed: DeviationStep) -> Errors:
-    """How far a reading, and what it is read off, are from a perturbed pass's."""
-    reference = read(metric, perturbed)
-    assert reference is not None
-    return torch.maximum(difference(reading, reference), _input_distance(metric, step, perturbed))
 
 
 def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationStep) -> Errors:
@@ -253,14 +232,6 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
     if len(pairs) < 2:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
     return comparison.state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
-
-
-def _pattern_difference(step: DeviationStep, second: DeviationStep) -> Errors | None:
-    """The largest difference of an attention weight, by head: matrices with nothing in common may read the same."""
-    P, Q = step.patterns[0], second.patterns[0]
-    if P is None or Q is None:
-        return None
-    return comparison.pattern_difference(P, Q).nan_to_num(nan=torch.inf) / EXAGGERATED
 
 
 def difference(reading: Reading, reference: Reading) -> Errors:

@@ -47,25 +47,16 @@ class CapturedPasses(NamedTuple):
 def captured_steps(
     inputs: PassInputs, valid: Tensor, start: int, metrics: Sequence[Metric], *, check: bool, hold: bool
 ) -> Iterator[LayerStep] | None:
-    """The layers of one batch with readings of these metrics; None where the passes cannot be captured.
-
-    Args:
-        inputs: What the passes start from, on a GPU.
-        valid: Which positions are tokens, in their original order.
-        start: The index of the batch's first sample.
-        metrics: What is read.
-        check: Whether a second pass runs beside the first.
-        hold: Whether the layers themselves are wanted.
-    """
+    """The layers of one batch, whose first sample has the index `start`, with readings of these metrics; None where the
+    passes cannot be captured. `valid` says which positions are tokens, in their original order; `check` runs a second
+    pass beside the first, and `hold` keeps the layers themselves."""
     net = inputs.net
     counts = valid.is_cuda and any(metric.count for metric in metrics)  # which wait for numbers on the host
     # Both passes of all layers are in memory until their tokens are read.
     if counts or not can_replay(net, valid.shape, 2 * (net.arch.layers + 1)):
         return None
-    key, function = (
-        ("measure", tuple(map(id, metrics)), check, hold),
-        partial(_passes, net, tuple(metrics), check, hold),
-    )
+    key = "measure", tuple(map(id, metrics)), check, hold
+    function = partial(_passes, net, tuple(metrics), check, hold)
     result = replay_cache.run(key, function, (inputs.tensors, valid), net)
     return _steps(net, result, metrics, valid, start)
 

@@ -161,7 +161,7 @@ def arithmetics_chart(curves: Sequence[CurveView]) -> fig.Chart:
         size=(5.0, 4.0))  # fmt: skip
 
 
-def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> fig.Chart:
+def cloud_chart(table: pl.DataFrame, magnified: bool = False) -> fig.Chart:
     """The tokens on two principal axes: a panel for each variant, a mark for each token, a frame for each layer.
 
     As it is, the cloud shrinks by its scale; magnified, it has the same size at every layer, and one sees it turn into
@@ -170,11 +170,10 @@ def cloud_chart(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -
     heading counts them.
 
     Args:
-        table: As `cloud_table` gives it.
+        table: As `cloud_table` gives it; of its samples the first is drawn.
         magnified: Draw the shape at unit size at every layer.
-        sample: Which sample to draw.
     """
-    rows = table.filter(sample=sample)
+    rows = table.filter(sample=0)
     variants = rows["variant"].unique(maintain_order=True).to_list()[:VARIANTS]
     layers = evenly(sorted(rows["layer"].unique().to_list()), FRAMES)
     visible = pl.col("shown").sqrt()  # the plane shows a part of the shape: magnified, it has size one

@@ -49,20 +49,11 @@ def check_memory(
     streams: bool,
     heads: bool = False,
 ) -> None:
-    """Refuse a pass that cannot fit into memory.
+    """Refuse a pass that cannot fit into the memory of a device: `TooLargeError`, with what would fit.
 
-    Args:
-        arch: The network's architecture.
-        samples: Samples in all.
-        tokens: Tokens of each.
-        batch: Samples that run together.
-        kind: One of `MATRICES`, or "rows": deviation arithmetic by rows.
-        device: Where it runs.
-        streams: Whether another kind would read attention a block of rows at a time.
-        heads: Whether what heads add is read.
-
-    Raises:
-        TooLargeError: with what would fit.
+    Of `samples` with so many `tokens` each, `batch` run together. The `kind` is one of `MATRICES`, or "rows": deviation
+    arithmetic by rows. `streams` says whether another kind would read attention a block of rows at a time, `heads`
+    whether what heads add is read.
     """
     count = min(samples, batch)
     needed = pass_bytes(arch, count, tokens, kind, device, heads)
@@ -139,17 +130,8 @@ SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: 
 def seconds(
     arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device, batch: int = 16
 ) -> float:
-    """The time that a pass will take.
-
-    Args:
-        arch: The network's architecture.
-        samples: Samples in all.
-        tokens: Tokens of each.
-        kind: "float", "deviation", "checked" (deviation with its second pass) or "confirm".
-        dtype: The dtype that it runs in.
-        device: Where it runs.
-        batch: Samples that run together.
-    """
+    """The time that a pass over `samples` of so many `tokens` each will take, `batch` at a time. The `kind` is "float",
+    "deviation", "checked" (deviation with its second pass) or "confirm"."""
     cost = COSTS.get(device.type, COSTS["cuda"])[kind]
     # Products of narrow numbers may be many times as fast; what goes over entries is not.
     slow = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})

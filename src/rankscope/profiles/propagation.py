@@ -19,7 +19,7 @@ from rankscope.deviation.confirm import confirmations
 from rankscope.deviation.propagate import layers
 from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass
-from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.errors import MetricError, TokensError, require, require_one_of
 from rankscope.metrics import Of, defect_of_rows, valid_tokens
 from rankscope.nets import (
     AttentionRequest,
@@ -56,7 +56,7 @@ class PassRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class PassOptions:
-    """How a pass is to be run; `one_pass` says what each option means."""
+    """How a pass is to be run; `measure` says what the first options mean."""
 
     arithmetic: str = "deviation"
     batch: int = 16
@@ -83,19 +83,16 @@ def one_pass(
     arithmetic: str = "deviation",
     *,
     attention_mask: Tensor | None = None,
-    batch: int = 16,
-    progress: Progress | None = None,
-    device: str | torch.device | None = None,
-    check: bool = False,
-    confirm: bool = False,
+    **options: Any,
 ) -> PassRecord:
     """Run a network once, and let every reader take what it needs from each layer.
 
     A network without a rule in deviation arithmetic runs in float64. Tokens X are `[batch, token, width]`; `readers`
-    are objects that are shown every layer of every batch (`readers.py`), and all other arguments those of `measure`.
+    are objects that are shown every layer of every batch (`readers.py`), `options` those of `PassOptions`, and other
+    arguments those of `measure`.
     """
-    options = PassOptions(arithmetic, batch, progress, device, check, confirm)
-    (record,) = run_side_by_side([layer_pass(net, X, padding_from(padding, attention_mask), readers, options)])
+    padding, how = padding_from(padding, attention_mask), PassOptions(arithmetic, **options)
+    (record,) = run_side_by_side([layer_pass(net, X, padding, readers, how)])
     return record
 
 
@@ -118,21 +115,19 @@ def layer_pass(
 ) -> Generator[None, None, PassRecord]:
     """`one_pass` as a generator, to be run without gradients: it yields after each layer."""
     arithmetic, batch, progress = options.arithmetic, options.batch, options.progress
-    if arithmetic not in ARITHMETICS:
-        raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS), subject="arithmetic")
-    if batch < 1:
-        raise TokensError(f"batch must be at least 1 sample; got {batch}", subject="batch")
+    require_one_of("arithmetic", arithmetic, ARITHMETICS, MetricError)
+    require(batch >= 1, f"batch must be at least 1 sample; got {batch}", TokensError, "batch")
     if not isinstance(X, Tensor) or not X.is_floating_point():
         received = X.dtype if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(f"tokens must be a floating tensor [batch, token, width]; received {received}", subject="X")
     needs = frozenset[Of]().union(*(reader.needs for reader in readers))
-    for need in needs - set(get_args(Of)):
-        raise MetricError(one_of("what a reader needs", need, get_args(Of)), subject="needs")
-    if "scores" in needs:
-        sentence = "metrics of scores are read while a model runs, with watch or Monitor; measure keeps no scores"
-        raise MetricError(sentence, subject="metrics")
-    if "routing" in needs and not any(map(net.arch.mixes, range(net.arch.layers))):
-        raise MetricError("metrics of routing need a mixture of experts; this network has none", subject="metrics")
+    for need in needs:
+        require_one_of("what a reader needs", need, get_args(Of), MetricError, "needs")
+    sentence = "metrics of scores are read while a model runs, with watch or Monitor; measure keeps no scores"
+    require("scores" not in needs, sentence, MetricError, "metrics")
+    routes = "routing" not in needs or any(map(net.arch.mixes, range(net.arch.layers)))
+    sentence = "metrics of routing need a mixture of experts; this network has none"
+    require(routes, sentence, MetricError, "metrics")
     if arithmetic == "deviation" and not applies(net):
         arithmetic = "float64"
         options = replace(options, arithmetic=arithmetic)

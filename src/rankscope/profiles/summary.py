@@ -33,7 +33,7 @@ from rankscope.profiles.profile import KEYS, NUMBERS, Profile
 from rankscope.profiles.profile import SCHEMA as RAW
 from rankscope.profiles.views import CurveView, LineName, of_quantiles
 from rankscope.results import Table
-from rankscope.runs import Manifest, Network, Store
+from rankscope.runs import Manifest, Store
 from rankscope.shapes import Bool, Float
 
 ENTRY, NAME = "corpus", "rows"
@@ -273,18 +273,16 @@ def with_checks(before: Manifest | None, now: Manifest) -> Manifest:
     """One manifest for all excerpts: what each part of them found about itself, together."""
     if before is None:
         return now
-    pairs = zip(before.networks, now.networks, strict=True)
-    return replace(before, networks=tuple(_both(old, new.checks) for old, new in pairs))
-
-
-def _both(network: Network, then: dict[str, Any]) -> Network:
-    first = network.checks
-    broken = [checks["first_layer_not_finite"] for checks in (first, then)]
-    checks = {
-        **first,
-        "padded_tokens": first["padded_tokens"] + then["padded_tokens"],
-        "largest_row_sum_defect": max(first["largest_row_sum_defect"], then["largest_row_sum_defect"]),
-        "rows_sum_to_one": first["rows_sum_to_one"] and then["rows_sum_to_one"],
-        "first_layer_not_finite": min((layer for layer in broken if layer is not None), default=None),
-    }
-    return replace(network, checks=checks)
+    networks = []
+    for network, later in zip(before.networks, now.networks, strict=True):
+        first, then = network.checks, later.checks
+        broken = [checks["first_layer_not_finite"] for checks in (first, then)]
+        checks = {
+            **first,
+            "padded_tokens": first["padded_tokens"] + then["padded_tokens"],
+            "largest_row_sum_defect": max(first["largest_row_sum_defect"], then["largest_row_sum_defect"]),
+            "rows_sum_to_one": first["rows_sum_to_one"] and then["rows_sum_to_one"],
+            "first_layer_not_finite": min((layer for layer in broken if layer is not None), default=None),
+        }
+        networks.append(replace(network, checks=checks))
+    return replace(before, networks=tuple(networks))

@@ -153,7 +153,7 @@ class SkipInit(ReZero):
 @dataclass(frozen=True)
 class SqrtDepth(_BranchRemedy):
     """Branches of weight 1/sqrt(L) (Noci et al. 2022), in the forward pass, not in the weights as drawn
-    (`nets/initial.py` has those). Of a variant L is its own depth."""
+    (`nets/tensors.py` has those). Of a variant L is its own depth."""
 
     power: float = 0.5
     norms: ClassVar[int] = 1

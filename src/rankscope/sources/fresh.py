@@ -95,7 +95,7 @@ def untrained(
         arch: The architecture.
         name: What reports call the network.
         seed: The seed of weights and embedding.
-        init: The initialisation scheme (`nets/initial.py`).
+        init: The initialisation scheme (`nets/tensors.py`).
         dtype: The dtype of the weights.
         device: Where the weights are.
     """

@@ -9,7 +9,7 @@
 | norm            | LayerNorm, RMSNorm, none; before branches or after skips; a last norm or not           |
 | skips           | 1 (half), 0 (a fifth), or anything between; that of the MLP mostly that of attention   |
 | MLP             | plain, gated or none; GELU, ReLU, SiLU or tanh                                         |
-| initialisation  | the schemes of `nets/initial.py`, also `/sqrt(L)`; embedding of entries 1 or 1/8       |
+| initialisation  | the schemes of `nets/tensors.py`, also `/sqrt(L)`; embedding of entries 1 or 1/8       |
 | gains           | of queries and keys 0.3 to 3, of values 0.5 to 2                                       |
 | mask, positions | causal, or a causal window; a table of positions, rotary, ALiBi or none                |
 | remedy          | none (four fifths), or one that goes onto a decoder                                    |
@@ -45,7 +45,7 @@ class Design:
         task: The name of what is learnt.
         layers: How deep the network is.
         fields: Fields of its architecture that are not those of the task's usual network.
-        scheme: How its weights are drawn (`nets/initial.py`).
+        scheme: How its weights are drawn (`nets/tensors.py`).
         query_gain: Factor of the weights of queries and of keys as drawn.
         value_gain: Factor of the weights of values as drawn.
         embedding_std: Standard deviation of the entries of embedding and positions.

@@ -1,15 +1,18 @@
-"""`token_norms` on a GPU: a kernel that reads tokens from memory once, and a small one that combines its results.
+"""What `norms.py` computes, on a GPU: `token_norms` and `largest_sum_distance`.
 
-A program of the first kernel handles a **slab**: some columns of a sample, for all its tokens. It goes over the slab
-twice. First it takes sums, largest and smallest entries of columns, and so the mean token m; then, of X and of
-R = X - 1 m^T, sums of |entries| by row and column, and sums of squares. Of samples of at most `HELD` tokens a slab
-stays in registers between the two, so that memory is read once. Of longer ones it is read again, and the slabs that run
-at the same time fit into the GPU's cache, or nearly, where the second read finds them. Subtraction from the mean does
-not change the order of entries, so the largest |R_ij| is known before they are squared, and squares are taken in units
-of it: they cannot leave the range.
+**Norms**: a kernel that reads tokens from memory once, and a small one that combines its results. A program of the
+first handles a **slab**: some columns of a sample, for all its tokens. It goes over the slab twice. First it takes
+sums, largest and smallest entries of columns, and so the mean token m; then, of X and of R = X - 1 m^T, sums of
+|entries| by row and column, and sums of squares. Of samples of at most `HELD` tokens a slab stays in registers between
+the two, so that memory is read once. Of longer ones it is read again, and the slabs that run at the same time fit into
+the GPU's cache, or nearly, where the second read finds them. Subtraction from the mean does not change the order of
+entries, so the largest |R_ij| is known before they are squared, and squares are taken in units of it: they cannot leave
+the range. The results of the slabs of a sample are then combined: sums of rows by torch, the others by `_finish`.
 
-The results of the slabs of a sample are then combined: sums of rows by torch, the others by the second kernel,
-`_finish`.
+**Distances**: a kernel that compares blocks of rows with each other, and keeps the largest. A program has two blocks of
+rows of one matrix, goes over their columns, and adds up `|P_ik - P_jk|` of all pairs of rows in registers. Block b
+meets blocks b, b + 1, .. up to half the way round, so that all pairs of blocks meet. Every sum is taken column by
+column in order, so that results are the same each time.
 """
 
 import torch
@@ -31,6 +34,7 @@ EACH = 32  # of them, how many a thread holds
 FEW = 256  # slabs by which a GPU is not busy: then they are made narrower
 NARROWEST = 32  # bytes of a row of a slab
 STAGES = 3  # blocks of entries that are under way at a time
+ROWS = 32  # of a block of rows that is compared with others
 
 
 @triton.jit
@@ -209,3 +213,46 @@ def fused_token_norms(X: Tensor, valid: Tensor | None) -> Tensor:
             numbers, longest, norms, batch, slabs, batch * slabs, SLABS=triton.next_power_of_2(slabs), num_warps=1
         )
     return norms
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _distances(  # type: ignore[no-untyped-def]
+    P, VALID, LARGEST, p_matrix, p_row, p_column, n, columns, PADDED: tl.constexpr, ROWS: tl.constexpr
+):
+    """`LARGEST` [matrix, block, step]: the largest distance of a row of a block from one `step` blocks on."""
+    matrix, block, step = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    blocks, steps = tl.num_programs(1), tl.num_programs(2)
+    other = (block + step) % blocks
+    # In the place of rows beyond the last one the last one, once more.
+    left = tl.minimum(block * ROWS + tl.arange(0, ROWS), n - 1).to(tl.int64)
+    right = tl.minimum(other * ROWS + tl.arange(0, ROWS), n - 1).to(tl.int64)
+    at_left = P + matrix * p_matrix + left * p_row
+    at_right = P + matrix * p_matrix + right * p_row
+    distance = tl.zeros([ROWS, ROWS], tl.float64)
+    for _ in range(0, columns):
+        distance += tl.abs(tl.load(at_left)[:, None] - tl.load(at_right)[None, :])
+        at_left += p_column
+        at_right += p_column
+    if PADDED:
+        is_left = tl.load(VALID + matrix * n + left) != 0
+        is_right = tl.load(VALID + matrix * n + right) != 0
+        distance = tl.where(is_left[:, None] & is_right[None, :], distance, 0.0)
+    known = distance == distance  # not NaN, which a maximum may lose
+    largest = tl.max(tl.max(tl.where(known, distance, 0.0), 1), 0)
+    unknown = tl.max(tl.max(tl.where(known, 0, 1), 1), 0)
+    tl.store(LARGEST + (matrix * blocks + block) * steps + step, tl.where(unknown > 0, float("nan"), largest))
+
+
+def fused_sum_distance(P: Tensor, valid: Tensor | None) -> Tensor:
+    """The largest L1 distances `[*batch]` of two rows of matrices `[*batch, row, column]`, of rows that are valid."""
+    batch, (n, columns) = P.shape[:-2], P.shape[-2:]
+    mask = P if valid is None else valid.expand(P.shape[:-1]).contiguous().view(torch.uint8)
+    P = P.reshape(-1, n, columns)
+    blocks = triton.cdiv(n, ROWS)
+    steps = blocks // 2 + 1
+    largest = torch.empty(len(P), blocks * steps, dtype=P.dtype, device=P.device)
+    with torch.cuda.device_of(P):  # type: ignore[no-untyped-call]
+        _distances[len(P), blocks, steps](
+            P, mask, largest, *P.stride(), n, columns, PADDED=valid is not None, ROWS=ROWS, num_warps=4
+        )
+    return largest.amax(-1).view(batch)

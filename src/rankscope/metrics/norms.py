@@ -1,12 +1,18 @@
-"""Norms of tokens and of their residual about the mean token, all of them from reading the tokens once.
+"""Norms of tokens and of their residual, and the largest distance between two rows of a matrix.
 
-`residuals.py` computes its metrics from these numbers, in deviation arithmetic too; `tokens.py` sees in them whether
-tokens are finite. With m the mean token of a sample and R = X - 1 m^T, of X and of R:
+**Norms**, all of them from reading the tokens once. `residuals.py` computes its metrics from these numbers, in
+deviation arithmetic too; `tokens.py` sees in them whether tokens are finite. With m the mean token of a sample and
+R = X - 1 m^T, of X and of R:
 
     ||A||_{1,inf} = sqrt(max_j sum_i |A_ij|  max_i sum_j |A_ij|),    ||A||_F,    max_ij |A_ij|.
 
-Reading X is what takes time. On a GPU, `token_norms_triton.py` reads X once from memory, in its own dtype, without a
+Reading X is what takes time. On a GPU, `norms_triton.py` reads X once from memory, in its own dtype, without a
 copy in float64. On a CPU, large X is converted a few samples at a time, so that their copies stay in the cache.
+
+**Distances**: of attention patterns in the 1-norm, of tokens in the 2-norm. Dobrushin's coefficient is made of the
+first (`attention.py`, `theory/attention_numbers.py`); the second are the widest angle (`cosine.py`) and the diameter
+(`theory/readings.py`). Only the largest distance of each matrix is returned, so neither holds the distances of all
+pairs where that can be avoided: on a GPU `norms_triton.py` compares rows where it reads them.
 """
 
 from importlib.util import find_spec
@@ -22,6 +28,7 @@ ORDER = {"composite": 0, "frobenius": 1, "max": 2}
 PIECE = 2**17  # entries in float64 that are held at once on a CPU, a sample at least
 LARGE = {torch.float64: 2**20, torch.float32: PIECE, torch.float16: PIECE, torch.bfloat16: PIECE}
 """Entries of a dtype from which a CPU takes less time for all norms, piece by piece, than for one of a whole copy."""
+AT_ONCE = 2**26  # Bytes of products of rows that are held at once
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -43,17 +50,13 @@ def _plain(X: Tensor) -> bool:
 
 
 def token_norms(X: Float[Tensor, "*batch token width"], valid: Bool[Tensor, "*batch token"] | None = None) -> Norms:
-    """All norms of tokens, in float64; entries may be of any size, and NaN or infinity among them gives NaN.
-
-    Args:
-        X: The tokens, of any floating dtype. Rows that are not valid may hold anything.
-        valid: True at tokens; None if every row is one.
-    """
+    """All norms of tokens of any floating dtype, in float64; entries may be of any size, and NaN or infinity among them
+    gives NaN. Rows that are not `valid` may hold anything; None if every row is a token."""
     batch, samples = X.shape[:-2], X.shape[:-2].numel()
     X = X.reshape(samples, *X.shape[-2:])
     valid = None if valid is None else valid.reshape(X.shape[:-1])
     if on_gpu(X):
-        from rankscope.metrics.token_norms_triton import fused_token_norms
+        from rankscope.metrics.norms_triton import fused_token_norms
 
         return fused_token_norms(X, valid).view(3, 2, *batch)
     at_once = max(1, samples if X.device.type != "cpu" else PIECE // max(1, X.shape[1:].numel()))
@@ -115,3 +118,41 @@ def max_norm(A: Float[Tensor, "*batch token width"]) -> Float[Tensor, "*batch"]:
 
 def _largest(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     return x.amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+
+
+def largest_sum_distance(
+    P: Float[Tensor, "*batch row column"], valid: Bool[Tensor, "*batch row"] | None = None
+) -> Float[Tensor, "*batch"]:
+    """The largest `sum_k |P_ik - P_jk|` of two rows of each matrix of one row at least, NaN of a matrix that holds NaN;
+    `valid` is True at rows that count, None if all do."""
+    if P.dtype == torch.float64 and on_gpu(P):
+        from rankscope.metrics.norms_triton import fused_sum_distance
+
+        return fused_sum_distance(P, valid)
+    distance = torch.cdist(P, P, p=1.0)
+    if valid is not None:
+        distance = distance.masked_fill(~(valid[..., :, None] & valid[..., None, :]), 0.0)
+    return distance.amax((-2, -1))
+
+
+def largest_square_distance(R: Float[Tensor, "*batch row column"], at_once: int = AT_ONCE) -> Float[Tensor, "*batch"]:
+    """The largest `|r_i - r_j|^2` of two rows of each matrix, as `|r_i|^2 + |r_j|^2 - 2 <r_i, r_j>`.
+
+    That formula loses what is small beside `|r_i|^2`, and distances of close rows with it, but not the largest distance
+    if rows are written about a point between them: about their mean, or about one of them. Then no row is longer than
+    the largest distance D (`r_i` is the mean of all `x_i - x_j`, or one of them), so each product is off by
+    a few eps times the number of columns of D^2 at most, and the largest of all is D^2 to that share.
+    R has such rows, of a size whose squares are in range; rows of zeros do not count. `at_once` bytes of products are
+    held at a time.
+    """
+    n = R.shape[-2]
+    square = torch.linalg.vecdot(R, R)
+    if not n:
+        return square.sum(-1)
+    step = max(1, at_once // max(1, 8 * square.numel()))
+    largest = [
+        (torch.sub(square[..., None, :], R[..., start : start + step, :] @ R.mT, alpha=2).amax(-1)
+         + square[..., start : start + step]).amax(-1)
+        for start in range(0, n, step)
+    ]  # fmt: skip
+    return torch.stack(largest).amax(0).clamp(min=0.0) if len(largest) > 1 else largest[0].clamp(min=0.0)
