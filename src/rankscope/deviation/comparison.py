@@ -1,6 +1,6 @@
 """How far two passes over the same network are apart, and where rounding decided between them.
 
-`second_pass.py`, `confirm.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
+`second_pass.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
 was rounded differently: by their states (`state_distance`, `direction_difference`), by their attention
 patterns (`attends_elsewhere`, `undecided`, which only matter where scores are steep), and by tokens that left
 float64's range (`tokens_lost`, `short_tokens`).
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.by_rows import AnyPattern, PatternByRows
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, largest_entry, spread
 from rankscope.deviation.state import State
@@ -28,8 +28,6 @@ CUT = STEEPEST - 2 * WIDEST  # the log of scores from which on they may have bee
 FAINT = math.log(1e-12)  # the log of what a row attends to beside one token below which it may be due to a cut
 COLLAPSED = math.log(1e-100)  # the log of the share of tokens below which what they differ by may be due to a cut
 SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
-
-AnyPattern = DeviationPattern | PatternByRows
 
 
 def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
