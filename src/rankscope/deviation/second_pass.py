@@ -33,7 +33,7 @@ from functools import cache, cached_property, partial
 import torch
 from torch import Tensor
 
-from rankscope.deviation import comparison, structures
+from rankscope.deviation import comparison
 from rankscope.deviation.by_rows import AnyPattern
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.float_passes import FloatLayer, FloatPasses, trusts_floats
@@ -48,6 +48,7 @@ from rankscope.deviation.perturbation import (
 )
 from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, rounded, run_block
 from rankscope.deviation.proved_zeros import UnprovedZeros, of_either, zeros_of_layer
+from rankscope.deviation.replay import joined
 from rankscope.deviation.state import State
 from rankscope.nets import AttentionRequest, Block, Step, Transformer, converted
 from rankscope.shapes import Bool
@@ -176,12 +177,12 @@ class DeviationPasses:
 
     def run_layer(self, block: Block) -> tuple[DeviationStep, DeviationSecondPass]:
         """Both passes through the next layer, tokens in their original order."""
-        before, joined = self.states, self.joined
+        before, batch = self.states, self.joined
         self.rules.losses.short = {}
         self.rules.begin(block)
         if self.together:
-            joined = structures.joined(before) if joined is None else joined
-            both = run_block(block, self.rules, joined)
+            batch = joined(before) if batch is None else batch
+            both = run_block(block, self.rules, batch)
             self.joined, (step, second) = both.state, _halves(both)
         else:
             step = run_block(self.inputs.block(block.index), self.first_rules, before[0])
@@ -190,7 +191,7 @@ class DeviationPasses:
         # Uniform attention makes the outputs of heads equal, unless they have gates.
         active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
         self.rules.begin(block)
-        zeros = zeros_of_layer(block, self.rules, before[0], step, active, before[1] if joined is None else joined)
+        zeros = zeros_of_layer(block, self.rules, before[0], step, active, before[1] if batch is None else batch)
         torn = losses.torn if isinstance(losses.torn, bool) else of_either(losses.torn, len(self.lost))
         lost = self.lost | undecided_attention(step, lambda: second, ALIKE) | torn | zeros.samples
         self.states, self.lost = (step.state, second.state), lost

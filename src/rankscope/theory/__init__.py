@@ -6,12 +6,12 @@ from rankscope.theory.certify import Certificates, certify
 from rankscope.theory.critical import CriticalSkip, critical_skip
 from rankscope.theory.depth import CollapseDepth, collapse_depth
 from rankscope.theory.facts import Facts
+from rankscope.theory.figures import BoundView
 from rankscope.theory.observation import observe
 from rankscope.theory.readings import norm_stretch
 from rankscope.theory.theorem import Evaluation, Hypothesis, Theorem, by_layer, outside
 from rankscope.theory.transverse import slope, transverse_exponent, transverse_modes
 from rankscope.theory.upper_bounds import log_base, log_gamma
-from rankscope.theory.views import BoundView
 from rankscope.theory.weight_norms import LayerNorms, MLPNorms, WeightNorms
 
 __all__ = [

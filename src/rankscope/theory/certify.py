@@ -38,12 +38,11 @@ from rankscope.runs import manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.facts import Centre, Passes
-from rankscope.theory.figures import bounds_chart, bounds_section, overview
+from rankscope.theory.figures import BoundView, bound_views, bounds_chart, bounds_section, overview, proved_sentence
 from rankscope.theory.logs import TEN
 from rankscope.theory.observation import observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
 from rankscope.theory.theorem import Hypothesis, Theorem, outside, own_objects
-from rankscope.theory.views import BoundView, bound_views, proved_sentence
 from rankscope.theory.weight_norms import WeightNorms
 
 HYPOTHESIS = pl.Struct({"says": pl.String, "number": pl.Float64, "limit": pl.String, "met": pl.Boolean})
