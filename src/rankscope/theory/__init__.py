@@ -1,8 +1,7 @@
 """What is proved about token uniformity, next to what is measured."""
 
 from rankscope.theory import logs
-from rankscope.theory.catalogue import THEOREMS
-from rankscope.theory.certify import Certificates, certify
+from rankscope.theory.certify import THEOREMS, Certificates, certify, theorems_named
 from rankscope.theory.critical import CriticalSkip, critical_skip
 from rankscope.theory.depth import CollapseDepth, collapse_depth
 from rankscope.theory.facts import Facts
@@ -17,6 +16,6 @@ from rankscope.theory.weight_norms import LayerNorms, MLPNorms, WeightNorms
 __all__ = [
     "BoundView", "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis", "LayerNorms",
     "MLPNorms", "THEOREMS", "Theorem", "WeightNorms", "by_layer", "certify", "collapse_depth", "critical_skip",
-    "log_base", "log_gamma", "logs", "norm_stretch", "observe", "outside", "slope", "transverse_exponent",
-    "transverse_modes",
+    "log_base", "log_gamma", "logs", "norm_stretch", "observe", "outside", "slope", "theorems_named",
+    "transverse_exponent", "transverse_modes",
 ]  # fmt: skip
