@@ -37,12 +37,18 @@ def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
 
 def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with scores so large, before a cap, that their rounding may decide the softmax."""
-    if not P.p.numel() or (sizes := P.score_sizes) is None:
+    if (largest := _largest_score(P)) is None:
         return _none(P)
-    ref, D = sizes
-    D = D if (before_cap := P.largest_before_cap) is None else torch.maximum(D, before_cap)
+    largest = largest if (before_cap := P.largest_before_cap) is None else torch.maximum(largest, before_cap)
     finer = math.log(torch.finfo(torch.float64).eps / precision(P.p))  # doubled precision rounds so much less
-    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP + finer
+    return largest.amax(-1) > STEEP + finer
+
+
+def _largest_score(P: AnyPattern) -> LogScales | None:
+    """The log of the largest part of a score, by head; None without scores."""
+    if not P.p.numel() or (sizes := P.score_sizes) is None:
+        return None
+    return torch.maximum(sizes[1], sizes[0].clamp(min=1e-300).log())
 
 
 def attends_elsewhere(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
@@ -73,10 +79,8 @@ def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
 def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
     """True for heads with scores so large that all were cut alike: which score of a row is largest is known, and not by
     how much."""
-    if not P.p.numel() or (sizes := P.score_sizes) is None:
-        return _none(P)[:, None].expand(P.p.shape[:2])
-    ref, D = sizes
-    return torch.maximum(D, ref.clamp(min=1e-300).log()) > CUT
+    largest = _largest_score(P)
+    return _none(P)[:, None].expand(P.p.shape[:2]) if largest is None else largest > CUT
 
 
 def alike_rows(P: AnyPattern) -> Bool[Tensor, "batch head"]:

@@ -1,7 +1,6 @@
 """Paths: a network as the exact sum of one term per way through its heads."""
 
 from rankscope.paths.by_part import LayerShares, TwoPasses
-from rankscope.paths.collapse import rate
 from rankscope.paths.counts import (
     Path,
     Ways,
@@ -17,7 +16,7 @@ from rankscope.paths.decompose import Decomposition, PathTerm, decompose
 from rankscope.paths.figures import carried
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm, freeze, frozen_pass, require_linear
 from rankscope.paths.heaviest import Heaviest
-from rankscope.paths.lengths import ByLength, by_length
+from rankscope.paths.lengths import ByLength, by_length, rate
 from rankscope.paths.polynomials import length_terms
 from rankscope.paths.positions import ByPosition
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, path_terms
