@@ -85,7 +85,8 @@ class CapReference(NamedTuple):
 
     def narrowed(self, sample: slice, head: slice) -> "CapReference":
         """The reference of some samples and heads alone."""
-        return CapReference(*(part[sample, head] for part in self))
+        at = sample, head
+        return CapReference(self.largest[at], self.r[at], self.D[at], self.key[at])
 
 
 def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: CapReference) -> tuple[Scaled, Scaled]:
