@@ -8,7 +8,7 @@ from importlib import import_module
 from rankscope import Architecture, Transformer, certify
 from rankscope.sources import word_tokens
 from rankscope.theory import THEOREMS, Theorem
-from rankscope.theory.catalogue import COVERAGE, Refusal
+from sitegen.coverage import COVERAGE, Refusal
 from sitegen.docstrings import markdown, of
 from sitegen.formulas import GREEK, tex
 from sitegen.markdown import formulas, table

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankscope import measure
 from rankscope.deviation import DeviationStep, propagate
+from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.comparison import state_distance
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import Reading, metric
@@ -74,7 +75,7 @@ def test_states_are_those_of_the_whole_matrix(
         expected = whole.state.tokens()
         assert torch.allclose(rows.state.tokens(), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
         assert float(state_distance(whole.state, rows.state, deep=False).max()) <= 1e-12
-        assert rows.attention is None and (rows.rows is None) == (whole.attention is None)
+        assert isinstance(rows.attention, PatternByRows) == (whole.attention is not None)
 
 
 def test_pure_attention_at_any_depth() -> None:

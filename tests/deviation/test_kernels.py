@@ -59,9 +59,9 @@ def test_where_no_score_is_far_the_kernel_gives_the_formulas(
     given_rows: tuple[ReferenceRow, Tensor, Tensor, ValidTokens], by_column: bool, entries: int
 ) -> None:
     shared, D, visible, valid = given_rows
-    module: Any = import_module("rankscope.deviation.softmax_triton")
+    module: Any = import_module("rankscope.deviation.kernels_triton")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ENTRIES", entries)
+        patch.setattr(module, "ENTRIES_OF_ROWS", entries)
         change, log, far = fused(shared, D, visible, valid, by_column)
     expected, expected_log = shared.changes(D.clone(), visible, valid, by_column=by_column)
     if bool(far.any()):
@@ -133,16 +133,15 @@ def test_the_kernel_of_sizes_gives_the_formulas(
     size, log = torch.tensor(pairs, dtype=torch.float64).view(-1, heads, 2).unbind(2)
     value = torch.rand(*size.shape, entries, dtype=torch.float64).mul(size[..., None]).nan_to_num(posinf=math.inf)
     value[..., -1] = -size
-    module: Any = import_module("rankscope.deviation.scaled_triton")
+    module: Any = import_module("rankscope.deviation.kernels_triton")
     for part, of in ((value, log), (value, log[:, :1].expand(-1, heads)), (value.flatten(0, 1), log.flatten())):
         numbers = scaled.Scaled(part, of)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "ENTRIES", 2 ** int(math.log2(at_once)))
             patch.setattr(module, "LONG", long)
-            found, expected = scaled._by_kernel(numbers), scaled.Rescaling(numbers.largest(), of)
-        for name in found._fields:
-            a, b = getattr(found, name), getattr(expected, name)
-            torch.testing.assert_close(a, b, rtol=1e-15, atol=1e-15, equal_nan=True)
+            pairs_found = zip(scaled._by_kernel(numbers), scaled._rescaling(numbers), strict=True)
+        for found, expected in pairs_found:
+            torch.testing.assert_close(found(), expected(), rtol=1e-15, atol=1e-15, equal_nan=True)
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2])
@@ -175,7 +174,7 @@ def exponentials(X: Tensor) -> tuple[Tensor, Tensor]:
     import triton
     from triton import language
 
-    module: Any = import_module("rankscope.deviation.softmax_triton")
+    module: Any = import_module("rankscope.deviation.kernels_triton")
     globals().update(tl=language, both_of=module._exponentials)
     results = torch.empty_like(X), torch.empty_like(X)
     triton.jit(_run)[(1,)](X, *results)
@@ -201,7 +200,7 @@ def test_the_kernel_of_sums_gives_the_formula(pairs: list[tuple[float, float]], 
     for split_heads in (False, True):
         of_a, of_b = (log[:, None].expand(-1, 3) if split_heads else log for log in logs.unbind(1))
         expected = scaled.Scaled(a, of_a) + scaled.Scaled(b, of_b)
-        module: Any = import_module("rankscope.deviation.scaled_triton")
+        module: Any = import_module("rankscope.deviation.kernels_triton")
         first, second = scaled.Scaled(a, of_a), scaled.Scaled(b, of_b)
         if not bool(((of_a - of_b).abs() <= scaled.DISTANT).all()):
             first, second = first.normalised(), second.normalised()

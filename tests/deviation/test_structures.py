@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.structures import NumberTable, form, joined, joined_by_form, parts, samples, tensors_of
+from rankscope.deviation.replay import NumberTable, form, joined, joined_by_form, parts, samples, tensors_of
 from tests.builders import normal
 
 

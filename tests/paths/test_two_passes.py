@@ -9,9 +9,8 @@ from torch import Tensor
 
 from rankscope.errors import ClosureError
 from rankscope.nets import Architecture, Transformer, traverse
-from rankscope.paths import decompose
+from rankscope.paths import LayerShares, TwoPasses, decompose
 from rankscope.paths.frozen import FreezingRules
-from rankscope.paths.two_passes import LayerShares, TwoPasses
 from tests.builders import awake
 
 SIZE: dict[str, Any] = {"layers": 3, "width": 16, "heads": 4, "mlp_width": 24}

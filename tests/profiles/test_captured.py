@@ -266,7 +266,7 @@ def test_nothing_that_is_replayed_waits_for_a_number(
     monkeypatch.setattr(perturbation, "_longest", {})
     with answering(Presuming(recording.answers)) as asking:
         result: CapturedPasses = _passes(meta_net, metrics, True, True, given)
-        violations = asking.violations(given[0].tokens)
+        violations = asking.violations(given[0][0])
     assert violations.is_meta and len(violations) > 10
     assert result.numbers.is_meta and result.numbers.shape == expected.numbers.shape
     assert result.pieces == expected.pieces

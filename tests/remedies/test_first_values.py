@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rankscope import decompose, measure
-from rankscope.deviation import propagate
-from rankscope.deviation.confirm import confirmations
+from rankscope.deviation import confirmations, propagate
 from rankscope.errors import ArchitectureError, PathError
 from rankscope.forecasts import mean_field
 from rankscope.nets import Architecture, Plain, Transformer, traverse

@@ -18,7 +18,7 @@ from rankscope.nets.masks import RULES
 from rankscope.nets.norms import NORMS
 from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS, certify
-from rankscope.theory.catalogue import COVERAGE, refusing
+from sitegen.coverage import COVERAGE, refusing
 from tests.builders import normal
 from tests.raising import raises
 from tests.theory.families import FAMILIES, SAN, SPHERE, Case, net_of
@@ -220,6 +220,7 @@ def test_every_field_and_every_name_is_tried() -> None:
         named = {str(value).partition(":")[0] for value in VALUES[name] if isinstance(value, str)}
         assert set(known) <= named | {default[name], "none"}, name
     entries = {name if name in COVERAGE else name.partition("=")[0] for name in map(str, ALL)}
+    assert refusing("mask=causal") - refusing("mask=window") == {"wu2024-2"}
     assert entries == set(COVERAGE)  # nor is anything told that was not tried
     tried = [theorem for _, theorems in BASES.values() for theorem in theorems]
     assert sorted(tried) == sorted(THEOREMS)

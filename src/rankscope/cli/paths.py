@@ -163,8 +163,7 @@ def bounds(
     says nothing (as large as the tokens, or zero) is called vacuous. Everything is measured in deviation
     arithmetic.
     """
-    from rankscope.theory import certify
-    from rankscope.theory.catalogue import theorems_named
+    from rankscope.theory import certify, theorems_named
     from rankscope.theory.depth import depth_of
     from rankscope.theory.figures import failing_table
 

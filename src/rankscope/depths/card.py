@@ -1,7 +1,7 @@
 """`depth`: which layers, heads and paths of a model does its output need?
 
 In order: `sources/inputs.py` makes a network and tokens of what was given; `readings.py` runs the network once and
-reads every layer; `paths/two_passes.py` goes back through it and has the exact shares of paths; `removals.py` runs the
+reads every layer; `paths/by_part.py` goes back through it and has the exact shares of paths; `removals.py` runs the
 network without each layer and head; `tables.py` makes tables of all that, and `summary.py` effective depths and a
 sentence of the tables. `figures.py` draws them.
 """
@@ -40,8 +40,7 @@ from rankscope.errors import PathError
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.nets import usual_modes
-from rankscope.paths import require_linear
-from rankscope.paths.two_passes import LayerShares, TwoPasses
+from rankscope.paths import LayerShares, TwoPasses, require_linear
 from rankscope.profiles import check_memory
 from rankscope.results import Plot, Result, Section, Table, sentence
 from rankscope.runs import Manifest, manifest_of

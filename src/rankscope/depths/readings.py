@@ -2,7 +2,7 @@
 
 `card.py` calls `read_forward`, which goes through the network block by block by the plain rules and takes of each layer
 what its tokens, branches, norms and attention show. Where the network can be frozen, what started at the embedding and
-at biases is carried along for the shares of paths (`paths/two_passes.py`).
+at biases is carried along for the shares of paths (`paths/by_part.py`).
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import Values, affine_rank_with_doubt, entropy, first_token_mass, unit_of
 from rankscope.nets import Block, Half, Plain, Tokens, Transformer, contributions, release, traverse
+from rankscope.paths import TwoPasses
 from rankscope.paths.frozen import FreezingRules
-from rankscope.paths.two_passes import TwoPasses
 from rankscope.shapes import Bool, Float
 
 Valid = Bool[Tensor, "batch token"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope.depths.readings import ForwardReadings
 from rankscope.depths.removals import Loss
-from rankscope.paths.two_passes import LayerShares
+from rankscope.paths import LayerShares
 
 Shares = tuple[LayerShares, LayerShares]  # Of the output, and of its residual
 Columns = dict[str, Tensor | None]  # Numbers of all samples by column; None where they are not known

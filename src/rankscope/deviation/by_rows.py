@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Logits, Visible, largest_score, with_top_column
+from rankscope.deviation.attention import DeviationPattern, Logits, Visible, largest_score, with_top_column
 from rankscope.deviation.cap import CapReference
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
@@ -271,6 +271,9 @@ class PatternByRows:
 
         batch, heads = self.shared.log.shape
         return PatternRows(batch, heads, of_head, self.maker.valid.mask)
+
+
+AnyPattern = DeviationPattern | PatternByRows
 
 
 class StreamedDeviation(Deviation):

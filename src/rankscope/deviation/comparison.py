@@ -1,6 +1,6 @@
 """How far two passes over the same network are apart, and where rounding decided between them.
 
-`second_pass.py`, `confirm.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
+`second_pass.py`, `profiles/agreement.py` and `theory/rounding.py` compare a pass with one that
 was rounded differently: by their states (`state_distance`, `direction_difference`), by their attention
 patterns (`attends_elsewhere`, `undecided`, which only matter where scores are steep), and by tokens that left
 float64's range (`tokens_lost`, `short_tokens`).
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.by_rows import AnyPattern, PatternByRows
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, largest_entry, spread
 from rankscope.deviation.state import State
@@ -29,8 +29,6 @@ FAINT = math.log(1e-12)  # the log of what a row attends to beside one token bel
 COLLAPSED = math.log(1e-100)  # the log of the share of tokens below which what they differ by may be due to a cut
 SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
 
-AnyPattern = DeviationPattern | PatternByRows
-
 
 def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
     """False for every sample."""
@@ -39,12 +37,18 @@ def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
 
 def steep_scores(P: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with scores so large, before a cap, that their rounding may decide the softmax."""
-    if not P.p.numel() or (sizes := P.score_sizes) is None:
+    if (largest := _largest_score(P)) is None:
         return _none(P)
-    ref, D = sizes
-    D = D if (before_cap := P.largest_before_cap) is None else torch.maximum(D, before_cap)
+    largest = largest if (before_cap := P.largest_before_cap) is None else torch.maximum(largest, before_cap)
     finer = math.log(torch.finfo(torch.float64).eps / precision(P.p))  # doubled precision rounds so much less
-    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP + finer
+    return largest.amax(-1) > STEEP + finer
+
+
+def _largest_score(P: AnyPattern) -> LogScales | None:
+    """The log of the largest part of a score, by head; None without scores."""
+    if not P.p.numel() or (sizes := P.score_sizes) is None:
+        return None
+    return torch.maximum(sizes[1], sizes[0].clamp(min=1e-300).log())
 
 
 def attends_elsewhere(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
@@ -75,10 +79,8 @@ def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
 def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
     """True for heads with scores so large that all were cut alike: which score of a row is largest is known, and not by
     how much."""
-    if not P.p.numel() or (sizes := P.score_sizes) is None:
-        return _none(P)[:, None].expand(P.p.shape[:2])
-    ref, D = sizes
-    return torch.maximum(D, ref.clamp(min=1e-300).log()) > CUT
+    largest = _largest_score(P)
+    return _none(P)[:, None].expand(P.p.shape[:2]) if largest is None else largest > CUT
 
 
 def alike_rows(P: AnyPattern) -> Bool[Tensor, "batch head"]:

@@ -182,7 +182,7 @@ class FloatPasses:
             self.narrow_rules = StreamedPlain(net, narrow, by_rows)
         self.valid, X = inputs.state.valid, inputs.state.tokens()
         step, of_narrow = Step(0, X, None), Step(0, X.to(torch.float32), None)
-        self.last = self._layer(step, of_narrow, None, None, torch.ones_like(settings.valid[:, 0]), CLOSE)
+        self.last = self._layer(step, of_narrow, torch.ones_like(settings.valid[:, 0]), CLOSE)
 
     def run_layer(self, block: Block) -> FloatLayer:
         """The next layer, from `last`. The caller sets `last` to the result if float64 is trusted with it."""
@@ -195,21 +195,13 @@ class FloatPasses:
         Y, *narrow_parts = traverse(
             block.with_weights(converted(block.weights, _narrowed)), self.narrow_rules, before.narrow.state
         )
-        numbers, narrow_numbers = _taken_out(parts), _taken_out(narrow_parts)
         step = Step(block.index + 1, self.valid.zero_padding(X), *parts)
         narrow = Step(block.index + 1, self.valid.zero_padding(Y), *narrow_parts)
         farthest = (FALL * before.distance).clamp(SLIGHT, CLOSE)
-        return self._layer(step, narrow, numbers, narrow_numbers, ~lost, farthest)
+        return self._layer(step, narrow, ~lost, farthest)
 
-    def _layer(
-        self,
-        step: Step,
-        narrow: Step,
-        numbers: PatternNumbers | None,
-        narrow_numbers: PatternNumbers | None,
-        known: Bool[Tensor, " batch"],
-        farthest: Tensor | float,
-    ) -> FloatLayer:
+    def _layer(self, step: Step, narrow: Step, known: Bool[Tensor, " batch"], farthest: Tensor | float) -> FloatLayer:
+        (step, numbers), (narrow, narrow_numbers) = _numbers_apart(step), _numbers_apart(narrow)
         X, mask = step.state, self.valid.mask
         empty = ~mask.any(-1)
         distance = relative_change(X, narrow.state, mask, self.valid.all).masked_fill(empty, 0.0)
@@ -228,10 +220,7 @@ def _narrowed(t: Tensor) -> Tensor:
     return t.to(torch.float32) if t.is_floating_point() else t
 
 
-def _taken_out(parts: list[Any]) -> PatternNumbers | None:
-    """The numbers of attention by rows, removed from the place of the pattern among the parts of a block's output."""
-    numbers = parts[0]
-    if not isinstance(numbers, PatternNumbers):
-        return None
-    parts[0] = None
-    return numbers
+def _numbers_apart(step: Step) -> tuple[Step, PatternNumbers | None]:
+    """A step without numbers of attention by rows in the place of attention, and these."""
+    numbers: Any = step.attention
+    return (step._replace(attention=None), numbers) if isinstance(numbers, PatternNumbers) else (step, None)

@@ -2,7 +2,7 @@
 
 Every entry of the result of a rule is moved by a few units in its last place, x and R each by its own share; zeros stay
 zero. Digits on which two passes then agree do not depend on rounding; where they differ, rounding decided.
-`second_pass.py` runs these rules beside deviation arithmetic, `confirm.py` and `dissect.py` beside their own passes.
+`second_pass.py` runs these rules beside deviation arithmetic, `dissect.py` beside its own pass.
 
 `Perturbation` draws the shares. `PerturbedPlain` (float64), `PerturbedDeviation` and `PerturbedRows` (deviation
 arithmetic, attention whole or by rows) are the arithmetics of those names with every result perturbed.
@@ -11,10 +11,11 @@ arithmetic, attention whole or by rows) are the arithmetics of those names with 
 than a sign: a token, query or key that is zero but for rounding gets a sign from rounding, and two passes that differ
 agree on it by chance every second time. And a token that is zero, or nearly, beside others when it enters a norm may
 have left float64's range in both. `WatchedDeviation` is deviation arithmetic with nothing perturbed that looks for the
-same, for `confirm.py`.
+same, for doubled precision.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +94,7 @@ class Perturbation:
         """Logs perturbed, but for that of zero."""
         if not has_kernel(log):
             return torch.where(log > LOWEST, self.perturb(log, copy=True), log)
-        from rankscope.deviation.scaled_triton import moved_logs
+        from rankscope.deviation.kernels_triton import moved_logs
 
         return moved_logs(log, *self._shares(log), LOWEST)
 
@@ -233,31 +234,17 @@ class WatchedDeviation(_Watched, Deviation):
         self.losses = NormLosses(arch, torn)
 
 
+def _perturbing(name: str) -> Callable[..., Any]:
+    """The rule of that name, whose result is perturbed."""
+    return lambda self, *arguments: self.noise.of(getattr(super(_Perturbed, self), name)(*arguments))
+
+
 class _Perturbed(_Watched):
     """Perturbs the result of every rule of the arithmetic that it is mixed into."""
 
     noise: Perturbation
-
-    def norm(self, block: Block, name: str, state: Any) -> Any:
-        return self.noise.of(super().norm(block, name, state))
-
-    def values(self, block: Block, state: Any) -> Any:
-        return self.noise.of(super().values(block, state))
-
-    def mix(self, block: Block, weights: Any, values: Any) -> Any:
-        return self.noise.of(super().mix(block, weights, values))
-
-    def gate(self, block: Block, heads: Any, state: Any) -> Any:
-        return self.noise.of(super().gate(block, heads, state))
-
-    def output(self, block: Block, heads: Any) -> Any:
-        return self.noise.of(super().output(block, heads))
-
-    def mlp(self, block: Block, state: Any) -> Any:
-        return self.noise.of(super().mlp(block, state))
-
-    def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
-        return self.noise.of(super().add(block, half, state, branches))
+    values, mix, gate = map(_perturbing, ("values", "mix", "gate"))
+    norm, output, mlp, add = map(_perturbing, ("norm", "output", "mlp", "add"))
 
 
 def _with_perturbed_memory(settings: PassSettings, noise: Perturbation) -> PassSettings:

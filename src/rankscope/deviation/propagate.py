@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
-from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
+from rankscope.deviation.by_rows import AnyPattern, StreamedDeviation
 from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.replay import can_replay, replay_cache, waits
@@ -39,26 +39,22 @@ from rankscope.nets import (
 )
 from rankscope.shapes import Float
 
+StartingTensors = tuple[Tensor, Tensor | None, PassSettings, TokenOrder | None]
+"""The tokens, positions, settings and order of a `PassInputs`."""
+
 
 class DeviationStep(NamedTuple):
     """One layer of a pass: the output of its block. Layer 0 is the input, which has no attention."""
 
     layer: int
     state: State  # the hidden states after the layer
-    attention: DeviationPattern | None  # the attention pattern of the layer
+    attention: AnyPattern | None
+    """The attention pattern of the layer; by rows, with valid tokens first in it, if it is too large to be held."""
     heads: HeadOutputs | None = None  # the outputs of its heads, before the output projection
     routing: Tensor | None = None
     """In a mixture of experts, the weight of each expert for each token `[batch, token, expert]`."""
-    cross: DeviationPattern | None = None
-    """In a layer with cross-attention, the pattern over the memory `[batch, head, token, source]`."""
-    rows: PatternByRows | None = None
-    """The attention pattern by rows, if it is too large to be held; valid tokens come first in it."""
-    cross_rows: PatternByRows | None = None  # the pattern over the memory by rows, if it is too large to be held
-
-    @property
-    def patterns(self) -> tuple[DeviationPattern | PatternByRows | None, DeviationPattern | PatternByRows | None]:
-        """(the attention pattern, the pattern over the memory), held or by rows."""
-        return self.attention or self.rows, self.cross or self.cross_rows
+    cross: AnyPattern | None = None
+    """In a layer with cross-attention, the pattern over the memory `[batch, head, token, source]`, held or by rows."""
 
 
 def applies(net: Transformer) -> bool:
@@ -137,15 +133,6 @@ def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
         yield restored(step, inputs.order)
 
 
-class StartingTensors(NamedTuple):
-    """The tensors of a pass's inputs."""
-
-    tokens: Tensor
-    positions: Tensor | None
-    settings: PassSettings
-    order: TokenOrder | None
-
-
 def _all_blocks(net: Transformer, tensors: StartingTensors) -> tuple[DeviationStep, ...]:
     """All layers of a pass as a function of tensors, for `replay.py`."""
     return tuple(block_by_block(PassInputs(net, *tensors)))
@@ -167,8 +154,6 @@ def block_by_block(inputs: "PassInputs") -> Iterator[DeviationStep]:
 def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
     """One block applied to a state by these rules."""
     state, P, heads, routing, cross = traverse(block, rules, state)
-    if isinstance(P, PatternByRows) or isinstance(cross, PatternByRows):
-        return DeviationStep(block.index + 1, state, None, heads, routing, None, P, cross)
     return DeviationStep(block.index + 1, state, P, heads, routing, cross)
 
 
@@ -176,7 +161,7 @@ def rounded(step: DeviationStep) -> DeviationStep:
     """A step in doubled precision with every number rounded to the nearest float64; scores as log P, which they are up
     to a constant of each row: scores of 1e9 would lose what differs between them."""
     P = step.attention
-    if P is not None and P.logits is not None and P.p.numel():
+    if isinstance(P, DeviationPattern) and P.logits is not None and P.p.numel():
         logs = P.logits.log_softmax(P.visible).masked_fill(~P.visible, 0.0)
         zero = torch.zeros_like(P.p)
         logits = Logits(zero, Scaled(logs, torch.zeros_like(P.off_top.log)), Scaled.plain(zero).by_head())
@@ -224,9 +209,9 @@ class PassInputs:
         return cls(net, X, positions, settings, order, by_rows=by_rows, block_bytes=block_bytes)
 
     @property
-    def tensors(self) -> "StartingTensors":
+    def tensors(self) -> StartingTensors:
         """The tensors of the inputs; the network's are not among them."""
-        return StartingTensors(self.tokens, self.positions, self.settings, self.order)
+        return self.tokens, self.positions, self.settings, self.order
 
     @cached_property
     def state(self) -> State:
@@ -262,11 +247,16 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     valid = ValidTokens(state.valid.mask.gather(1, order.back))
     return step._replace(
         state=State(state.x, state.R.mapped(order.restored), valid),
-        attention=step.attention and step.attention.restored(order),
+        attention=_pattern_restored(step.attention, order),
         heads=step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored_rows)),
         routing=None if step.routing is None else order.restored(step.routing),
-        cross=step.cross and step.cross.restored(order, of_memory=True),
+        cross=_pattern_restored(step.cross, order, of_memory=True),
     )
+
+
+def _pattern_restored(P: AnyPattern | None, order: TokenOrder, of_memory: bool = False) -> AnyPattern | None:
+    """The pattern with tokens in their original order, if it is held."""
+    return P.restored(order, of_memory=of_memory) if isinstance(P, DeviationPattern) else P
 
 
 def finish(net: Transformer, state: State) -> State:

@@ -9,7 +9,7 @@ zero, from what is zero among tokens and weights alone (weights of attention are
 activations are zero at zero only, but for relu, whose zeros are those of its numbers). Where a token that enters a
 norm, a token after the block, or all that tokens differ by is zero in numbers and not in the support, it was rounded to
 zero, and nothing is known of the sample from there on; where it is all that the outputs of a head differ by, nothing
-is known of that head. `zeros_of_layer`, which `second_pass.py` and `confirm.py` call, asks this only of layers where
+is known of that head. `zeros_of_layer`, which `second_pass.py` calls, asks this only of layers where
 something is zero, or nearly so (`comparison.short_tokens`): in ordinary networks of none.
 """
 

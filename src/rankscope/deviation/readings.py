@@ -31,7 +31,7 @@ def read(metric: Metric, step: DeviationStep) -> Reading | None:
     if metric.of == "routing":
         return None if step.routing is None else metric.read(step.routing, padding, unit=UNIT)
     if metric.of == "attention":
-        P = step.patterns[0]
+        P = step.attention
         if P is None:
             return None
         if isinstance(P, PatternByRows):

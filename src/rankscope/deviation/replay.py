@@ -12,12 +12,17 @@ to start them one by one than they run. A whole pass is therefore handed to `Rep
 
 Called by `propagate.py` (all layers), `profiles/captured.py` (what `measure` reads) and `theory/observation.py` (what
 theorems need) where the host would wait for answers (`waits`), as on a GPU; on a CPU they call the function themselves.
+
+What goes into a function and comes out of it are nested tuples, dicts and dataclasses of tensors whose first axis is
+that of samples (`Structure`). The latter two read several layers as one batch, their samples one after the other
+(`joined`), which spares a GPU kernels; the numbers of all layers then leave the GPU in one copy (`NumberTable`).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from threading import RLock
 from typing import Any, TypeVar
 from warnings import warn
@@ -25,10 +30,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rankscope.deviation.decisions import Answers, Presuming, Recording, answering
-from rankscope.deviation.structures import form, tensors_of
-from rankscope.nets import Transformer, converted
+from rankscope.nets import Structure, Transformer, converted, outline
+from rankscope.shapes import Float
 
 MEMORY_SHARE = 1 / 8  # the part of a GPU's memory that captured computations may hold
 MOST_COMPUTATIONS = 64  # computations that are remembered, the latest
@@ -225,3 +231,80 @@ def _weights(net: Transformer) -> list[Tensor]:
 
 
 _of_networks: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
+
+
+def tensors_of(structure: Any) -> list[Tensor]:
+    """The tensors of a structure, each once."""
+    tensors: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        tensors.append(t)
+        return t
+
+    converted(structure, note)
+    return tensors
+
+
+def form(structure: Any) -> Hashable:
+    """Equal for structures that differ in nothing but the values of their tensors."""
+    tensors = tensors_of(structure)
+    positions = {id(t): position for position, t in enumerate(tensors)}
+    places = repr(outline(structure, lambda t: positions[id(t)]))
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), places
+
+
+def samples(structure: Structure, start: int, count: int) -> Structure:
+    """The samples of a structure from number `start` on, `count` of them."""
+    return converted(structure, lambda t: t[start : start + count])
+
+
+def parts(structure: Structure, count: int) -> list[Structure]:
+    """A structure cut into `count` of equally many samples each: the inverse of `joined`."""
+    cut: dict[int, tuple[Tensor, ...]] = {id(t): t.chunk(count) for t in tensors_of(structure)}
+    return [converted(structure, lambda t, index=index: cut[id(t)][index]) for index in range(count)]
+
+
+def joined(structures: Sequence[Structure]) -> Structure:
+    """The samples of several structures as those of one; what is no tensor is that of the first."""
+    if len(structures) == 1:
+        return structures[0]
+    return converted(structures[0], lambda *tensors: torch.cat(tensors), *structures[1:])
+
+
+def joined_by_form(structures: Sequence[Structure]) -> Iterator[tuple[list[int], Structure]]:
+    """(the indices of structures of one form that follow each other, these as one), one such group after the other."""
+    for _, group in groupby(range(len(structures)), lambda index: form(structures[index])):
+        indices = list(group)
+        yield indices, joined([structures[index] for index in indices])
+
+
+class NumberTable:
+    """Which row of a table has the numbers of each tensor of a structure; a column is a sample."""
+
+    def __init__(self, structure: Any, rows: dict[int, int]) -> None:
+        """`rows` gives the row of each tensor by its id."""
+        self._rows: dict[int, int] = {}  # by the id of the empty tensor that stands in the place of a tensor
+
+        def place(t: Tensor) -> Tensor:
+            empty = torch.empty(0)
+            self._rows[id(empty)] = rows[id(t)]
+            return empty
+
+        self._structure = converted(structure, place)
+
+    @classmethod
+    def of(cls, structure: Any, count: int) -> "tuple[NumberTable, Float[Tensor, 'number sample']]":
+        """(which row is which, the table) of tensors of at most `count` entries; shorter ones end in zeros."""
+        alike: dict[Any, list[Tensor]] = {}
+        for t in tensors_of(structure):
+            alike.setdefault((len(t), t.dtype), []).append(t)
+        rows = {id(t): row for row, t in enumerate(chain.from_iterable(alike.values()))}
+        blocks = [pad(torch.stack(block).double(), (0, count - length)) for (length, _), block in alike.items()]
+        return cls(structure, rows), torch.cat(blocks)
+
+    def by_sample(self, table: Float[Tensor, "number sample"]) -> list[Any]:
+        """The structure of each sample, with a float in the place of each tensor."""
+        columns = table.cpu().T.tolist()
+        return [
+            converted(self._structure, lambda t, numbers=numbers: numbers[self._rows[id(t)]]) for numbers in columns
+        ]

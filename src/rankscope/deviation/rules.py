@@ -9,7 +9,7 @@ user's own stands. Each method hands over to the file with its formulas:
     norm -> norms.py        values, mix -> attention.py     pattern -> scores.py, softmax.py
     gate -> attention.py    mlp -> mlp.py, experts.py       add -> state.py (tidy)
 
-Traversals are started by `propagate.py`, `replay.py`, `second_pass.py`, `confirm.py` and `dissect.py`.
+Traversals are started by `propagate.py`, `replay.py`, `second_pass.py` and `dissect.py`.
 """
 
 from collections.abc import Callable, Iterable

@@ -9,9 +9,8 @@ about size one with the log of its scale beside it has no such end: the log is i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,13 +60,13 @@ class Scaled:
     def normalised(self) -> "Scaled":
         """Equal numbers with entries of value about one; where all are zero, the log is `LOWEST`. A sample that holds
         infinity becomes NaN: beside it no other entry keeps its size."""
-        sizes = _by_kernel(self) if has_kernel(self.value) else Rescaling(self.largest(), self.log)
-        if saves_a_pass("scaled.normalised", self.log, lambda: sizes.near):
-            return Scaled(self.value, sizes.kept)
-        half = spread(sizes.half, self.value)
-        if saves_a_pass("scaled.one_factor", self.log, lambda: sizes.half, ROOT_OF_LARGEST):
-            return Scaled(self.value * (half * half), sizes.moved)
-        return Scaled((self.value * half).mul_(half), sizes.moved)  # e^-step itself overflows at subnormal sizes
+        near, kept, moved, root = _by_kernel(self) if has_kernel(self.value) else _rescaling(self)
+        if saves_a_pass("scaled.normalised", self.log, near):
+            return Scaled(self.value, kept())
+        half = spread(root(), self.value)
+        if saves_a_pass("scaled.one_factor", self.log, root, ROOT_OF_LARGEST):
+            return Scaled(self.value * (half * half), moved())
+        return Scaled((self.value * half).mul_(half), moved())  # e^-step itself overflows at subnormal sizes
 
     def unit(self) -> "Scaled":
         """Equal numbers with the largest |entry| of value about one, so that squares stay in range. What rounding moves
@@ -82,7 +81,7 @@ class Scaled:
         if not saves_a_pass("scaled.add_near", a.log, lambda: self.log - other.log, DISTANT):
             a, b = a.normalised(), b.normalised()
         if has_kernel(a.value) and a.value.shape == b.value.shape:
-            from rankscope.deviation.scaled_triton import added
+            from rankscope.deviation.kernels_triton import added
 
             return Scaled(*added(a.value, b.value, a.log, b.log))
         if saves_a_pass("scaled.add_swapped", a.log, lambda: b.log > a.log):
@@ -159,53 +158,30 @@ def has_kernel(value: Tensor) -> bool:
     return value.is_cuda and HAS_TRITON and value.numel() > 0 and type(value) is Tensor
 
 
-@dataclass(frozen=True)
-class Rescaling:
-    """The numbers of samples that `Scaled.normalised` needs, each when it is asked for."""
-
-    size: LogScales  # the largest |entry| of each sample's value
-    log: LogScales
-
-    @cached_property
-    def step(self) -> LogScales:
-        """The log of the size; 0 of zero and NaN of infinity."""
-        step = near_log(self.size.masked_fill(self.size == 0, 1.0))
-        return step.masked_fill(step.isinf(), torch.nan)
-
-    @property
-    def near(self) -> Bool[Tensor, "*batch"]:
-        """True where values may stay as they are."""
-        return self.step.abs() <= WIDEST
-
-    @property
-    def kept(self) -> LogScales:
-        """The log beside values as they are."""
-        return self.log.masked_fill(self.size == 0, LOWEST).clamp(LOWEST, -LOWEST)
-
-    @property
-    def moved(self) -> LogScales:
-        """The log beside values of size one."""
-        return (self.log + self.step).masked_fill(self.size == 0, LOWEST).clamp(LOWEST, -LOWEST)
-
-    @property
-    def half(self) -> LogScales:
-        """The root of what makes values of size one."""
-        return (-self.step / 2).exp()
+Rescaling = tuple[Callable[[], Tensor], ...]
+"""Of samples, each computed when it is called: whether values may stay as they are; the log beside them if they do; the
+log beside values of size one; the root of what makes values of size one."""
 
 
-class RescalingByKernel(NamedTuple):
-    """The numbers of a `Rescaling`, from one kernel."""
+def _rescaling(numbers: Scaled) -> Rescaling:
+    """What `Scaled.normalised` needs. The log of the size is 0 of zero and NaN of infinity."""
+    size, log = numbers.largest(), numbers.log
+    zero = size == 0
+    step = near_log(size.masked_fill(zero, 1.0))
+    step = step.masked_fill(step.isinf(), torch.nan)
 
-    kept: LogScales
-    moved: LogScales
-    half: LogScales
-    near: Bool[Tensor, "*batch"]
+    def within(log: LogScales) -> LogScales:
+        return log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST)
+
+    return lambda: step.abs() <= WIDEST, lambda: within(log), lambda: within(log + step), lambda: (-step / 2).exp()
 
 
-def _by_kernel(numbers: Scaled) -> RescalingByKernel:
-    from rankscope.deviation.scaled_triton import rescaling
+def _by_kernel(numbers: Scaled) -> Rescaling:
+    """`_rescaling` by one kernel."""
+    from rankscope.deviation.kernels_triton import rescaling
 
-    return RescalingByKernel(*rescaling(numbers.value, numbers.log, WIDEST, LOWEST))
+    found = rescaling(numbers.value, numbers.log, WIDEST, LOWEST)
+    return tuple((lambda t=t: t) for t in found)
 
 
 def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:

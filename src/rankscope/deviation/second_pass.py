@@ -1,7 +1,7 @@
 """Runs the network a second time with different rounding: readings on which the passes differ are marked.
 
-Called by `profiles/propagation.py`, `profiles/captured.py` and `confirm.py` (`with_second_pass`); readings are compared
-by `profiles/agreement.py`. The passes have two stretches:
+`profiles/propagation.py` and `profiles/captured.py` call `with_second_pass`, and for `measure(..., confirm=True)`
+`confirmations`; readings are compared by `profiles/agreement.py`. The passes have two stretches:
 
 1. As long as float64 sees what tokens differ by, both passes are plain ones, the first in float64 and the second in
    float32 (`float_passes.py`). Float32 rounds 2^29 times as much, so the difference of the two shows how much float64
@@ -15,6 +15,13 @@ In the first stretch a single reading whose digits float64's rounding took is re
 the tokens after the layer (`FloatSecondPass.tokens_by_deviation`) or of its block (`block_by_deviation`). What no
 comparison of two passes shows is looked for in every layer of deviation arithmetic (`undecided_attention`,
 `zeros_of_layer`). In a captured graph (`replay.py`) both passes of deviation arithmetic run as one batch.
+
+**Doubled precision**: digits on which a pass of 32 digits and the one in float64 agree are confirmed. Layer by layer,
+`confirmations` runs the rules in float64 with their second pass and on `Doubled` tensors. Where the two do not agree,
+or float64's own second pass marks a reading, float64 was not enough, and the question is whether 32 digits were: from
+there on a second doubled pass runs, perturbed by more than the rounding of the first can have grown to: `MARGIN` times
+what float64's has, brought down from 16 digits to 32. Both precisions may agree on what neither holds, such as what two
+tokens differ by at 1e-70 of their size. `Confirmation.lost` looks in doubled precision for what no comparison shows.
 """
 
 import math
@@ -26,14 +33,24 @@ from functools import cache, cached_property, partial
 import torch
 from torch import Tensor
 
-from rankscope.deviation import comparison, structures
+from rankscope.deviation import comparison
+from rankscope.deviation.by_rows import AnyPattern
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.float_passes import FloatLayer, FloatPasses, trusts_floats
-from rankscope.deviation.perturbation import UNITS, Perturbation, PerturbedDeviation, PerturbedRows, repeated
-from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, run_block
-from rankscope.deviation.proved_zeros import of_either, zeros_of_layer
+from rankscope.deviation.perturbation import (
+    TORN,
+    UNITS,
+    Perturbation,
+    PerturbedDeviation,
+    PerturbedRows,
+    WatchedDeviation,
+    repeated,
+)
+from rankscope.deviation.propagate import DeviationStep, PassInputs, restored, rounded, run_block
+from rankscope.deviation.proved_zeros import UnprovedZeros, of_either, zeros_of_layer
+from rankscope.deviation.replay import joined
 from rankscope.deviation.state import State
-from rankscope.nets import AttentionRequest, Block, Step, converted
+from rankscope.nets import AttentionRequest, Block, Step, Transformer, converted
 from rankscope.shapes import Bool
 
 EXAGGERATED = 4
@@ -41,6 +58,8 @@ EXAGGERATED = 4
 are left: moves of no more than that could give the same number in both passes by chance. `profiles/agreement.py`
 divides differences between the passes by this factor."""
 ALIKE = 1e-9  # the distance of two states up to which they count as the same
+MARGIN = 100.0
+EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -158,12 +177,12 @@ class DeviationPasses:
 
     def run_layer(self, block: Block) -> tuple[DeviationStep, DeviationSecondPass]:
         """Both passes through the next layer, tokens in their original order."""
-        before, joined = self.states, self.joined
+        before, batch = self.states, self.joined
         self.rules.losses.short = {}
         self.rules.begin(block)
         if self.together:
-            joined = structures.joined(before) if joined is None else joined
-            both = run_block(block, self.rules, joined)
+            batch = joined(before) if batch is None else batch
+            both = run_block(block, self.rules, batch)
             self.joined, (step, second) = both.state, _halves(both)
         else:
             step = run_block(self.inputs.block(block.index), self.first_rules, before[0])
@@ -172,7 +191,7 @@ class DeviationPasses:
         # Uniform attention makes the outputs of heads equal, unless they have gates.
         active = () if block.arch.kernel == "uniform" and not block.arch.head_gate else block.active_heads
         self.rules.begin(block)
-        zeros = zeros_of_layer(block, self.rules, before[0], step, active, before[1] if joined is None else joined)
+        zeros = zeros_of_layer(block, self.rules, before[0], step, active, before[1] if batch is None else batch)
         torn = losses.torn if isinstance(losses.torn, bool) else of_either(losses.torn, len(self.lost))
         lost = self.lost | undecided_attention(step, lambda: second, ALIKE) | torn | zeros.samples
         self.states, self.lost = (step.state, second.state), lost
@@ -194,11 +213,11 @@ def undecided_attention(
         alike: The distance of two states up to which attention elsewhere counts: others are found different anyway.
     """
     hidden = torch.zeros_like(step.state.valid.mask[:, 0])
-    for number, P in enumerate(step.patterns):
+    for name in ("attention", "cross"):
+        P: AnyPattern | None = getattr(step, name)
         if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P)):
             continue
-        other, Q = second().state, second().patterns[number]
-        assert Q is not None
+        other, Q = second().state, getattr(second(), name)
         elsewhere = comparison.attends_elsewhere(P, Q)
         if alike < math.inf:
             elsewhere = elsewhere & (comparison.state_distance(step.state, other) <= alike)
@@ -212,3 +231,87 @@ def _halves(step: DeviationStep) -> Iterator[DeviationStep]:
     projection = None if heads is None else heads.output  # the one tensor of a step that has no axis of samples
     for half in (slice(samples), slice(samples, None)):
         yield converted(step, lambda t, half=half: t if t is projection else t[half])
+
+
+class _DoubledPasses:
+    """The doubled pass, and the perturbed one from the layer where it was first needed."""
+
+    def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None) -> None:
+        self.inputs = PassInputs.of(net, X, padding, doubled=True)
+        self.rules = WatchedDeviation(self.inputs.net.arch, self.inputs.settings, TORN * EPS)
+        self.perturbed_rules = PerturbedDeviation(self.inputs.net.arch, self.inputs.settings)
+        self.state = self.inputs.state
+        self.perturbed_state: State | None = None  # the state of the perturbed pass; None until it starts
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """One layer in float64 and in doubled precision, tokens in their original order."""
+
+    doubled: DeviationStep  # the layer of the doubled pass, rounded to float64
+    single: DeviationStep  # the layer of the pass in float64
+    second: DeviationSecondPass  # the layer of float64's second pass
+    lost_before: Bool[Tensor, " batch"]  # `lost` of the layer before
+    passes: _DoubledPasses
+    before: State  # the doubled pass's tokens before this layer
+    after: DeviationStep  # the layer of the doubled pass as it is, valid tokens first
+    grown: float  # the largest distance of float64's tokens from them so far
+
+    @cached_property
+    def zeros(self) -> UnprovedZeros:
+        """Which samples and heads hold a zero that is rounding, in 32 digits too."""
+        passes, step = self.passes, self.after
+        if not step.layer:
+            return UnprovedZeros.none(self.before, passes.inputs.net.arch.heads)
+        block = passes.inputs.block(step.layer - 1)
+        return zeros_of_layer(block, passes.rules, self.before, step, block.active_heads)
+
+    @cached_property
+    def lost(self) -> Bool[Tensor, " batch"]:
+        """True where nothing is known of the sample from this layer on, in 32 digits either: what
+        `DeviationSecondPass.lost` is of float64."""
+        lost = self.lost_before | self.zeros.samples | self.passes.rules.losses.torn
+        return lost | undecided_attention(self.after, lambda: self.perturbed_inside)
+
+    @cached_property
+    def perturbed(self) -> DeviationStep:
+        """The layer of the perturbed doubled pass, rounded to float64; the first use starts that pass. Tokens are
+        perturbed in float64 too: metrics are read off rounded ones, and some see digits that rounding takes away."""
+        step = rounded(restored(self.perturbed_inside, self.passes.inputs.order))
+        return step._replace(state=Perturbation().of(step.state))
+
+    @cached_property
+    def perturbed_inside(self) -> DeviationStep:
+        """The layer of the perturbed doubled pass as it is, valid tokens first."""
+        passes, index = self.passes, self.doubled.layer - 1
+        if index < 0:
+            return self.after
+        if passes.perturbed_state is None:
+            share = MARGIN * max(self.grown, EPS) * EPS
+            passes.perturbed_state = Perturbation(largest_share=min(share, 1e-12)).of(self.before)
+            passes.perturbed_rules.memory = dict(passes.rules.memory)  # of the layers before
+        step = run_block(passes.inputs.block(index), passes.perturbed_rules, passes.perturbed_state)
+        passes.perturbed_state = step.state
+        return step
+
+
+def confirmations(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[Confirmation]:
+    """Yields every layer in float64 and in doubled precision."""
+    passes = _DoubledPasses(net, X, padding)
+    lost = torch.zeros(len(X), dtype=torch.bool, device=passes.inputs.net.device)
+    grown = 0.0
+    for single, second in with_second_pass(PassInputs.of(net, X, padding), floats=False):
+        assert isinstance(single, DeviationStep) and isinstance(second, DeviationSecondPass)
+        before = passes.state
+        step = DeviationStep(0, before, None)
+        if single.layer:
+            step = run_block(passes.inputs.block(single.layer - 1), passes.rules, before)
+            passes.state = step.state
+        doubled = rounded(restored(step, passes.inputs.order))
+        confirmation = Confirmation(doubled, single, second, lost, passes, before, step, grown)
+        lost = confirmation.lost
+        yield confirmation
+        distances = comparison.state_distance(doubled.state, single.state)
+        grown = max(grown, float(distances.max()) if len(distances) else 0.0)
+        if passes.perturbed_state is not None:
+            _ = confirmation.perturbed_inside  # once started, it runs every layer

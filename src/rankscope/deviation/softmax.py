@@ -101,7 +101,7 @@ class ReferenceRow(NamedTuple):
         self, D: Tensor, factor: Tensor, size: Tensor, visible: Visible, valid: ValidTokens, by_column: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(`_gentle` and its log-scale by one kernel, where the answer to `_far` is yes for a valid row)."""
-        from rankscope.deviation.softmax_triton import gentle_rows
+        from rankscope.deviation.kernels_triton import gentle_rows
 
         log_others, top = self.log_others, self.top[..., 0]
         reach = _reach(log_others[:, :, None], by_column)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen
+from rankscope.doubled import two_sum
 from rankscope.shapes import Bool, Float
 
 APART = 0.5  # the largest deviation of a token, in lengths of the mean, up to which x is the mean
@@ -76,7 +77,7 @@ class State:
         Equal tokens give R = 0 exactly: deviations are first taken from one of the tokens, since a mean would be
         rounded. Sums with positions are not rounded: added to a token of 1e12, four digits would be left."""
         valid = ValidTokens(mask)
-        total, lost = (X, None) if positions is None else _two_sum(X, positions.expand_as(X))
+        total, lost = (X, None) if positions is None else two_sum(X, positions.expand_as(X))
         tokens = Scaled.plain(valid.zero_padding(total)).normalised()
         if not X.shape[1]:
             return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), tokens, valid)
@@ -85,8 +86,8 @@ class State:
         if lost is None:
             R = total - x[:, None]
         else:
-            difference, rest = _two_sum(total, -x[:, None].expand_as(total))
-            R = difference + (rest + (lost - lost[first][:, None]))
+            difference = two_sum(total, -x[:, None].expand_as(total))
+            R = difference.hi + (difference.low + (lost - lost[first][:, None]))
         close = cls(Scaled.plain(x), Scaled.plain(valid.zero_padding(R)), valid).tidy()
         # Where they are far apart: the tokens as they came, not a rounded difference plus what was taken off.
         return cls(close.x, chosen(close.x.log <= LOWEST, tokens, close.R), valid)
@@ -173,10 +174,3 @@ class State:
         """The hidden states as an ordinary tensor, in units of e^log (of one, if left out)."""
         unit = torch.zeros_like(self.x.log) if log is None else log
         return self.valid.zero_padding(self.x.at(unit)[:, None] + self.R.at(unit))
-
-
-def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(a + b rounded, what the rounding lost), by Knuth's two-sum."""
-    total = a + b
-    part = total - a
-    return total, (a - (total - part)) + (b - part)

@@ -7,6 +7,7 @@ entries, and those that compute, by the arithmetic of pairs in `pairs.py`, the e
 on such tensors to confirm what float64 said.
 """
 
+from rankscope.doubled.pairs import two_sum
 from rankscope.doubled.tensor import Doubled, constant, near_log, nearest, precision, quotient
 
-__all__ = ["Doubled", "constant", "near_log", "nearest", "precision", "quotient"]
+__all__ = ["Doubled", "constant", "near_log", "nearest", "precision", "quotient", "two_sum"]

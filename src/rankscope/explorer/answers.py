@@ -39,8 +39,7 @@ from rankscope.profiles import (
 from rankscope.profiles.verdict import sentence
 from rankscope.runs import Manifest, Network
 from rankscope.theory import THEOREMS, BoundView, Certificates, certify
-from rankscope.theory.figures import bounds_chart
-from rankscope.theory.views import EXACT, RANK, bounds_sentence
+from rankscope.theory.figures import EXACT, RANK, bounds_chart, bounds_sentence
 
 METRICS = ("relative_residual", "relative_mu")
 MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls

@@ -19,12 +19,11 @@ from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.nets import kept_heads, usual_modes
 from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
-from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
 from rankscope.paths.figures import counted_paths, heads_section, lengths_overview, lengths_section
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
-from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of
+from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of, path_residuals
 from rankscope.paths.positions import ByPosition, by_position
 from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
 from rankscope.results import Result, Section
@@ -279,7 +278,7 @@ class Decomposition(Result):
 
     @usual_modes()
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
-        """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
+        """Relative residuals of single paths, `count` drawn of each length, at any scale (`lengths.py`)."""
         counts = counts_along(self.frozen.ways)
         wanted = [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
         most = {length: min(count, counts[checked_length(length, self.layers)]) for length in wanted}

@@ -21,8 +21,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationSecondPass, DeviationStep, State, comparison, must_compute
-from rankscope.deviation.confirm import Confirmation
+from rankscope.deviation import (
+    Confirmation,
+    DeviationPattern,
+    DeviationSecondPass,
+    DeviationStep,
+    State,
+    comparison,
+    must_compute,
+)
+from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import spread
@@ -155,7 +163,7 @@ def _apart_from(step: DeviationStep, other: DeviationStep, times: int = 1) -> Ca
         """What metrics are read off: tokens by sample, patterns by head, which may read the same by chance."""
         if of == "tokens":
             return comparison.state_distance(step.state, other.state) / times
-        P, Q = step.patterns[0], other.patterns[0]
+        P, Q = step.attention, other.attention
         if of != "attention" or P is None or Q is None:
             return None
         return comparison.pattern_difference(P, Q).nan_to_num(nan=torch.inf) / times
@@ -203,7 +211,7 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
 def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     """True for heads of which a reading may be due to a cut of scores: a pattern's that is next to nothing, or of
     outputs of a head whose rows are next to alike."""
-    P, nothing = step.patterns[0], torch.zeros_like(reading.value, dtype=torch.bool)
+    P, nothing = step.attention, torch.zeros_like(reading.value, dtype=torch.bool)
     if P is None or metric.of not in ("attention", "heads"):
         return nothing
     cut = comparison.cut_heads(P)
@@ -219,11 +227,10 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
     unit in the last place or two are often the same by chance, matrices are not."""
     valid = step.state.valid
     if metric.of == "attention" and metric.sensitive_to == "row differences":
-        if step.rows is not None and step.attention is None:
-            assert perturbed.rows is not None
-            return comparison.pattern_distance(step.rows, perturbed.rows)
-        patterns = [P for P in (step.attention, perturbed.attention) if P is not None]
-        rows = [State.of_heads(P.by_head, valid) for P in patterns]
+        P, Q = step.attention, perturbed.attention
+        if isinstance(P, PatternByRows) and isinstance(Q, PatternByRows):
+            return comparison.pattern_distance(P, Q)
+        rows = [State.of_heads(P.by_head, valid) for P in (P, Q) if isinstance(P, DeviationPattern)]
         pairs = [replace(each, R=each.centred()[1]) for each in rows]  # about their mean: p may be another row
     elif metric.of == "heads":
         pairs = [heads.contributions(valid) for heads in (step.heads, perturbed.heads) if heads is not None]

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationSecondPass, DeviationStep, FloatSecondPass, PassInputs, at_layer
 from rankscope.deviation.propagate import StartingTensors, block_by_block, restored
-from rankscope.deviation.replay import can_replay, replay_cache
+from rankscope.deviation.replay import can_replay, joined, replay_cache
 from rankscope.deviation.second_pass import with_second_pass
-from rankscope.deviation.structures import joined
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
 from rankscope.profiles.readers import CapturedNumbers, LayerStep

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, FloatSecondPass, PassInputs, applies
-from rankscope.deviation.confirm import confirmations
+from rankscope.deviation import DeviationStep, FloatSecondPass, PassInputs, applies, confirmations
 from rankscope.deviation.propagate import layers
 from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass

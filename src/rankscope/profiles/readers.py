@@ -20,9 +20,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST, DeviationPattern, DeviationSecondPass, DeviationStep, FloatSecondPass
+from rankscope.deviation import (
+    LOWEST,
+    Confirmation,
+    DeviationPattern,
+    DeviationSecondPass,
+    DeviationStep,
+    FloatSecondPass,
+)
 from rankscope.deviation.by_rows import PatternByRows
-from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import ROUNDING, Metric, Of, Tokens, tokens_of, unit_of
@@ -106,7 +112,8 @@ class LayerStep:
     def attention(self) -> Float[Tensor, "batch head token token"] | None:
         """P as an ordinary tensor; None at layer 0, and where no reader needs it."""
         P = self.step.attention
-        return P if P is None or isinstance(P, Tensor) else P.matrix()
+        P = P.matrix() if isinstance(P, DeviationPattern) else P
+        return P if isinstance(P, Tensor) else None
 
     def readings(self, metrics: Sequence[Metric]) -> Readings:
         """Readings of those metrics that this layer has, in the order asked. In deviation arithmetic they are compared
@@ -180,8 +187,6 @@ class LayerStep:
         if self.known is not None:
             return self.known.row_sum_defect
         P: Any = self.step.attention
-        if isinstance(self.step, DeviationStep):
-            P = P or self.step.rows
         if self.rows is not None:
             defect = self.rows.of_rows.get(DEFECT)
             return None if defect is None else (defect * self.valid[:, None]).nan_to_num(0.0).max()

@@ -23,7 +23,7 @@ from rankscope.report.sections import depth_card, sections_of
 from rankscope.results import Plot, Section, Views
 from rankscope.results.section import SENTENCES
 from rankscope.runs import Manifest, Network
-from rankscope.theory.views import bounds_sentence
+from rankscope.theory.figures import bounds_sentence
 
 BUDGET = 12_000_000  # Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone
 LEFT_OUT = SENTENCES["left_out"]  # Kinds of parts in the order in which they go, and what each is called

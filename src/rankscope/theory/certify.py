@@ -36,15 +36,26 @@ from rankscope.profiles import Progress
 from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
-from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.facts import Centre, Passes
-from rankscope.theory.figures import bounds_chart, bounds_section, overview
+from rankscope.theory.figures import BoundView, bound_views, bounds_chart, bounds_section, overview, proved_sentence
 from rankscope.theory.logs import TEN
+from rankscope.theory.lower_bounds import aligned_skip, elementary_skip, lambda_skip, norm_rank, untouched
 from rankscope.theory.observation import observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
 from rankscope.theory.theorem import Hypothesis, Theorem, outside, own_objects
-from rankscope.theory.views import BoundView, bound_views, proved_sentence
+from rankscope.theory.upper_bounds import PURE, attention, dobrushin, exact, oscillation, with_mlp, with_skip
 from rankscope.theory.weight_norms import WeightNorms
+from rankscope.theory.wu2024 import cosines, full_rank, in_hemisphere, masked
+
+Chosen = str | Theorem | Sequence[str | Theorem] | None  # Theorems as a caller names them
+THEOREMS: dict[str, Theorem] = {
+    theorem.name: theorem
+    for theorem in (
+        *PURE, with_mlp, with_skip, oscillation, attention, exact, dobrushin, masked, full_rank, cosines, in_hemisphere,
+        elementary_skip, aligned_skip, untouched, lambda_skip, norm_rank,
+    )
+}  # fmt: skip
+"""Every theorem by name, in the order of the docs."""
 
 HYPOTHESIS = pl.Struct({"says": pl.String, "number": pl.Float64, "limit": pl.String, "met": pl.Boolean})
 SCHEMA: dict[str, Any] = {
@@ -142,6 +153,21 @@ class Certificates(TableResult):
     def charts(self, sample: int = 0) -> list[Chart]:
         """Bounds and measurement of a sample on one axis of powers of ten, a panel per quantity."""
         return [bounds_chart(self.table, sample)]
+
+
+def theorems_named(chosen: Chosen) -> list[Theorem]:
+    """The theorems of a list of names and `Theorem` objects, each once; all theorems for None."""
+    names = [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
+    require(names, "theorems must name at least one; got none: leave it out", TheoremError, "theorems")
+    theorems_by_name: dict[str, Theorem] = {}
+    for name in names:
+        if not isinstance(name, Theorem):
+            require_one_of("theorem", name, THEOREMS, TheoremError)
+        theorem = name if isinstance(name, Theorem) else THEOREMS[name]
+        first = theorems_by_name.setdefault(theorem.name, theorem)
+        sentence = f"theorems must differ in name; two are called {theorem.name!r}: rename one"
+        require(first is theorem, sentence, TheoremError, "theorems")
+    return list(theorems_by_name.values())
 
 
 def leading(met: list[bool]) -> int:

@@ -14,10 +14,8 @@ from rankscope.figures import Chart
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest
 from rankscope.sources import InputsLike, NetworkLike
-from rankscope.theory.catalogue import Chosen
-from rankscope.theory.certify import Certificates, certify, leading
-from rankscope.theory.figures import depth_chart
-from rankscope.theory.views import EXACT
+from rankscope.theory.certify import Certificates, Chosen, certify, leading
+from rankscope.theory.figures import EXACT, depth_chart
 
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
 THEOREM = {"theorem": pl.String, "sample": pl.Int64, "kind": pl.String, "layer": pl.Int64, "says": pl.String}

@@ -1,26 +1,171 @@
-"""Figures and sections of certificates: bounds next to what is measured, where theorems prove collapse, what fails.
+"""What certificates say, as every output shows it: a view of each theorem, sentences, figures and sections.
 
-`Certificates`, `CollapseDepth`, the report and the explorer show what is described here.
+`Certificates`, `CollapseDepth`, a training's run, the report and the explorer show what is described here: bounds next
+to what is measured, where theorems prove collapse, and which hypotheses fail.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from rankscope.errors import TheoremError, require
 from rankscope.figures import description as fig
-from rankscope.figures import power, sparklines
+from rankscope.figures import label, power, sparklines
 from rankscope.results import Plot, Section, Table, sentence
-from rankscope.theory.views import EXACT, QUANTITIES, RANK, BoundView, failed_hypotheses, plotted_quantities, quantity
 
+EXACT = "exact-factors"  # The theorem whose bound is the measurement itself: no proof of anything else
+RANK = "affine_rank"  # The one quantity that is a count: it has no place on an axis of powers
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip
 """Columns of the CSV."""
 SHARES = {"relative_residual": "residual", "relative_mu": "mu"}
 """Metrics that are a share of the tokens' size, and what theorems call their numerator."""
 LOWEST = -1e300  # Bounds of fewer decades are drawn here: an axis has no numbers beyond
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """How a quantity that theorems bound is written."""
+
+    symbol: str
+    short: str
+    words: str
+    tex: str
+
+
+QUANTITIES = {
+    "residual": Quantity("‖res X‖₁,∞", "res", "residual ‖res X‖₁,∞", r"$\|\mathrm{res}\,X\|_{1,\infty}$"),
+    "mu": Quantity("‖res X‖F", "µ", "µ, the residual in Frobenius norm", r"$\mu(X) = \|\mathrm{res}\,X\|_F$"),
+    "diameter": Quantity(
+        "largest distance", "D", "largest distance of two tokens", r"largest distance of two tokens, $\max |x_i - x_j|$"
+    ),
+    RANK: Quantity("rank res X", "rank", "affine rank", r"$\mathrm{rank\,res}\,X$"),
+}
+
+
+def quantity(name: str) -> Quantity:
+    """How a quantity is written; one of a theorem of your own is written as its name."""
+    return QUANTITIES.get(name) or Quantity(name, name, name, label(name))
+
+
+def plotted_quantities(table: pl.DataFrame) -> list[str]:
+    """The quantities that get a panel: those with a bound that holds, or else the first one."""
+    known = [*QUANTITIES, *table["quantity"].unique(maintain_order=True)]
+    sizes = table.filter(pl.col("quantity") != RANK)
+    met, every = (set(rows["quantity"]) for rows in (sizes.filter("met"), sizes))
+    return [name for name in dict.fromkeys(known) if name in met] or [name for name in known if name in every][:1]
+
+
+@dataclass(frozen=True)
+class BoundView:
+    """One theorem on one network and input."""
+
+    theorem: str
+    quantity: str
+    kind: str
+    met_to: int  # Its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
+    says_at: int | None  # The last layer at which it says more than is trivial
+    log10_measured: float | None  # There, or where it says nothing at `met_to`: of the sample with the most slack
+    log10_bound: float | None
+    decades: float | None  # Between the two
+    why: str | None  # The first hypothesis that fails, with its number
+    by_layer: list[tuple[float | None, float | None]]
+    """(measured, bound), means over samples of log10, as far as it holds."""
+
+    @property
+    def state(self) -> str:
+        """One of "says", "vacuous" and "refused"."""
+        return "refused" if not self.met_to else "vacuous" if self.says_at is None else "says"
+
+    @property
+    def layer(self) -> int | None:
+        """The layer that the numbers are of."""
+        return self.says_at or self.met_to or None
+
+    @property
+    def layers(self) -> str:
+        """The layers in which the theorem holds."""
+        return "1" if self.met_to == 1 else f"1–{self.met_to}"
+
+    @property
+    def sign(self) -> str:
+        """How the quantity stands to the bound."""
+        return "≤" if self.kind == "upper" else "≥"
+
+    @property
+    def measured(self) -> str:
+        """The measured value as text, a rank as a whole number."""
+        return self._number(self.log10_measured)
+
+    @property
+    def bound(self) -> str:
+        """The bound as text, a rank as a whole number."""
+        return self._number(self.log10_bound)
+
+    @property
+    def proved(self) -> str:
+        """The bound as text, or "vacuous" where it says nothing."""
+        return self.bound if self.state == "says" else "vacuous"
+
+    @property
+    def slack(self) -> str:
+        """The decades between measurement and bound, as text."""
+        if self.state != "says" or self.decades is None:
+            return ""
+        return "< 0.01" if 0 < self.decades < 0.01 else f"{self.decades:.3g}"
+
+    def _number(self, log10: float | None) -> str:
+        if log10 is None or math.isnan(log10):
+            return "–"
+        return str(round(10**log10)) if self.quantity == RANK else power(log10)
+
+
+def bound_views(summary: pl.DataFrame, table: pl.DataFrame | None = None) -> list[BoundView]:
+    """One view per theorem, from `Certificates.summary()` and its table; without curves from a summary alone, as a
+    training run has it."""
+    named = ("theorem", "quantity", "kind", "met_to", "says_at", "log10_measured", "log10_bound", "why")
+    logs = ("log10_measured", "log10_bound")
+    means = None if table is None else table.group_by("theorem", "layer").agg(pl.col(logs).mean()).sort("layer")
+    views = []
+    for row in summary.iter_rows(named=True):
+        curve = None if means is None else means.filter(theorem=row["theorem"]).head(row["met_to"]).select(logs)
+        said = {name: row[name] for name in named}
+        views.append(BoundView(**said, decades=row.get("slack"), by_layer=[] if curve is None else curve.rows()))
+    return views
+
+
+def bounds_sentence(bounds: Sequence[BoundView], where: str = "here") -> str:
+    """A sentence: how many theorems hold, and how many of these say something."""
+    states = [bound.state for bound in bounds]
+    says, holds = states.count("says"), len(states) - states.count("refused")
+    if not holds:
+        return f"None of {len(states)} theorems holds {where}."
+    hold = "holds" if holds == 1 else "hold"
+    return f"Of {len(states)} theorems {holds} {hold} {where}, {says} of them with a bound that is not vacuous."
+
+
+def proved_sentence(guarantees: pl.DataFrame, samples: int) -> str:
+    """A sentence: the best bound of each quantity at the last layer where one holds for every sample.
+
+    `guarantees` is `Certificates.guarantees()`; of several samples the bound is the weakest, which holds for all."""
+    columns = ["quantity", "kind", "layer", "theorem"]
+    bounds = guarantees.filter(pl.col("theorem") != EXACT).group_by(columns, maintain_order=True)
+    weakest = pl.when(kind="upper").then(pl.col("log10_bound").max()).otherwise(pl.col("log10_bound").min())
+    every = bounds.agg(pl.col("sample").n_unique(), weakest.first().alias("bound")).filter(sample=samples)
+    proved = []
+    for (name, kind), rows in every.group_by("quantity", "kind", maintain_order=True):
+        last = rows.filter(layer=rows["layer"].max()).sort("bound", descending=kind == "lower").row(0, named=True)
+        bound = str(round(10 ** last["bound"])) if name == RANK else power(last["bound"])
+        side = "most" if kind == "upper" else "least"
+        shown = f"{quantity(str(name)).symbol} is at {side} {bound}"
+        proved.append(f"{shown} after layer {last['layer']} ({last['theorem']})")
+    if not proved:
+        return "Nothing is proved of these tokens: no theorem holds here with a bound that says something."
+    whose = "" if samples == 1 else f" of each of {samples} samples"
+    return f"Proved{whose} (res X: the tokens less their mean): {'; '.join(proved)}."
 
 
 def bounds_chart(table: pl.DataFrame, sample: int = 0) -> fig.Chart:
@@ -179,9 +324,15 @@ def certificate_table(bounds: list[BoundView], table: pl.DataFrame, variant: str
 
 def failing_table(table: pl.DataFrame, variant: str) -> Table:
     """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
+    failures: dict[tuple[str, str], dict[str, float]] = {}  # the first number found, by theorem
+    for theorem, hypotheses in table.select("theorem", "hypotheses").iter_rows():
+        for hypothesis in hypotheses:
+            if not hypothesis["met"]:
+                numbers = failures.setdefault((hypothesis["says"], hypothesis["limit"]), {})
+                numbers.setdefault(theorem, hypothesis["number"])
     rows = [
-        [hypothesis.says, hypothesis.number, hypothesis.limit, ", ".join(hypothesis.theorems)]
-        for hypothesis in failed_hypotheses(table)
+        [says, f"{next(iter(numbers.values())):.4g}", limit, ", ".join(numbers)]
+        for (says, limit), numbers in failures.items()
     ]
     headings = ["hypothesis", "found", "must be", "so not"]
     return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True, folded=True)

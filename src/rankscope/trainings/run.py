@@ -165,10 +165,10 @@ def _proved(training: TrainingTables) -> list[Table]:
     steps = sorted(training.certificates["step"].unique().to_list())
     if not steps:
         return []
-    from rankscope.theory.views import quantity, summary_views  # with torch, which reading a run does not need
+    from rankscope.theory.figures import bound_views, quantity  # with torch, which reading a run does not need
 
     ends = list(dict.fromkeys((steps[0], steps[-1])))
-    columns = [{view.theorem: view for view in summary_views(training.certificates.filter(step=step))} for step in ends]
+    columns = [{view.theorem: view for view in bound_views(training.certificates.filter(step=step))} for step in ends]
     held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
     rows = []
     for name in held:

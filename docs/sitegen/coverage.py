@@ -1,43 +1,14 @@
-"""Every theorem by name, in the order of the docs, and which feature of a network each covers.
+"""Which feature of a network each theorem covers, and what its proof needs in place of those that it refuses.
 
 Of every field of `Architecture` and every remedy `COVERAGE` says who refuses it, which is what the proofs say.
 `tests/theory/test_catalogue.py` walks through it: it puts each feature on the network of each theorem and demands the
 refusal, or a bound that holds; a field without an entry fails it. The page of theorems shows the table.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from rankscope.errors import TheoremError, require, require_one_of
-from rankscope.theory.lower_bounds import aligned_skip, elementary_skip, lambda_skip, norm_rank, untouched
-from rankscope.theory.theorem import Theorem
-from rankscope.theory.upper_bounds import PURE, attention, dobrushin, exact, oscillation, with_mlp, with_skip
-from rankscope.theory.wu2024 import cosines, full_rank, in_hemisphere, masked
-
-Chosen = str | Theorem | Sequence[str | Theorem] | None  # Theorems as a caller names them
-THEOREMS: dict[str, Theorem] = {
-    theorem.name: theorem
-    for theorem in (
-        *PURE, with_mlp, with_skip, oscillation, attention, exact, dobrushin, masked, full_rank, cosines, in_hemisphere,
-        elementary_skip, aligned_skip, untouched, lambda_skip, norm_rank,
-    )
-}  # fmt: skip
-
-
-def theorems_named(chosen: Chosen) -> list[Theorem]:
-    """The theorems of a list of names and `Theorem` objects, each once; all theorems for None."""
-    names = [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
-    require(names, "theorems must name at least one; got none: leave it out", TheoremError, "theorems")
-    theorems_by_name: dict[str, Theorem] = {}
-    for name in names:
-        if not isinstance(name, Theorem):
-            require_one_of("theorem", name, THEOREMS, TheoremError)
-        theorem = name if isinstance(name, Theorem) else THEOREMS[name]
-        first = theorems_by_name.setdefault(theorem.name, theorem)
-        sentence = f"theorems must differ in name; two are called {theorem.name!r}: rename one"
-        require(first is theorem, sentence, TheoremError, "theorems")
-    return list(theorems_by_name.values())
+from rankscope.theory import THEOREMS
 
 
 @dataclass(frozen=True)
