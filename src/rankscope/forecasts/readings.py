@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.lab import Batch, Model, Recipe, Task
-from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.lab.tasks.base import UNLABELLED
 from rankscope.nets import Architecture
 from rankscope.profiles import measure
 
