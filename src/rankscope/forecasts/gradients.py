@@ -19,7 +19,7 @@ readings on which the two do not agree are **marked**. Gradients of biases and o
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -182,20 +182,9 @@ class _Cotangents(NamedTuple):
         return _total(self.log + log_norm(self.parts[HIDDEN], 1))
 
 
-class _Forward(ReadRecorder, Deviation):
-    """Deviation arithmetic that keeps what attention reads and mixes."""
-
-
-class _PerturbedForward(ReadRecorder, PerturbedDeviation):
-    """Deviation arithmetic with last digits moved, which keeps the same."""
-
-
-class _Differentiable(HeadRecorder, Plain):
-    """Plain arithmetic that keeps the outputs of heads."""
-
-
-class _PerturbedDifferentiable(HeadRecorder, PerturbedPlain):
-    """Plain arithmetic with last digits moved, which keeps the same."""
+def _recording(recorder: type, rules: type) -> Any:
+    """The class of these rules with a recorder mixed in."""
+    return type(f"{recorder.__name__}{rules.__name__}", (recorder, rules), {})
 
 
 class _Pass:
@@ -206,8 +195,8 @@ class _Pass:
         self.net, self.start = inputs.net, inputs.state
         names = [name.split(".", 2)[2] for name in shapes(inputs.net.arch) if name.startswith("layers.")]
         self.kinds = {name: kind for name in names if (kind := kind_of(name)) is not None}
-        self.rules = _PerturbedForward(*given) if perturbed else _Forward(*given)
-        self.plain = _PerturbedDifferentiable(*given) if perturbed else _Differentiable(*given)
+        self.rules = _recording(ReadRecorder, PerturbedDeviation if perturbed else Deviation)(*given)
+        self.plain = _recording(HeadRecorder, PerturbedPlain if perturbed else Plain)(*given)
         self.rules.reads, self.rules.values_mixed = {}, {}
         self.plain.head_outputs, self.plain.queries_and_keys = {}, {}
 

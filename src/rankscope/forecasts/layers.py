@@ -20,6 +20,7 @@ from rankscope.forecasts.gradients import GradientProfile, gradients
 from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
+from rankscope.forecasts.readings import IN_BLOCKS
 from rankscope.lab import Batch, Model
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
@@ -28,8 +29,8 @@ from rankscope.shapes import Float
 
 SAMPLES = 2  # Samples of a batch that are followed: each costs two forward and backward passes of its own
 MOST = 32  # Layers of a line of a table, at most
-KINDS = ("query", "key", "value", "output", "mlp")
-COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
+COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient",
+           *IN_BLOCKS)  # fmt: skip
 
 SCHEMA = {name: {"layer": pl.Int64, "phase": pl.String}.get(name, pl.Float64) for name in COLUMNS}
 
@@ -125,7 +126,7 @@ def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
         values: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
         return values
 
-    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in KINDS if kind in profile.weights}
+    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in IN_BLOCKS if kind in profile.weights}
     return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}
 
 

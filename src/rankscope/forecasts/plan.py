@@ -3,6 +3,7 @@
 `changes` lists changed plans that may let the network train, which `forecast.py` forecasts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,24 +107,37 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class SavedPlan:
-    """What a forecast that was read from a folder knows of its network and training: no weights, and no task.
+class DescribedPlan:
+    """A training that is known by a description alone, without an architecture to change and a task to ask: of a
+    person's own module, or of a forecast that was read from a folder.
 
     Args:
-        description: The network as its fields.
-        task_name: What is learnt, by name.
+        description: The network as its fields; the class of a module and its sizes, None where one is not known.
         recipe: Steps, learning rate and batch of its training.
-        seed: What weights were drawn from.
-        verdict: What is expected, in sentences.
+        seed: What weights, or the drift of a module's, are drawn from.
+        task_name: What is learnt, by name or in words.
+        verdict: What is expected, in sentences, where the forecast was read from a folder.
         learnt_below: The final loss below which the network has learnt something; NaN where that is not known.
     """
 
     description: dict[str, Any]
-    task_name: str
     recipe: Recipe
     seed: int
-    verdict: tuple[str, ...]
-    learnt_below: float
+    task_name: str = "its own loss"
+    verdict: tuple[str, ...] = ()
+    learnt_below: float = math.nan
+
+    @property
+    def layers(self) -> int:
+        """How many layers the network has, or how many blocks are called."""
+        return int(self.description["layers"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by which a module is compared with trained designs, by name; unknown ones are left out."""
+        told = {name: self.description[name] for name in ("layers", "width", "heads")}
+        told |= {"steps": self.recipe.steps, "rate": self.recipe.lr, "batch": self.recipe.batch}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Architecture, list[str]]:
