@@ -1,9 +1,6 @@
 """`depth`: which layers, heads and paths of a model does its output need?
 
-In order: `sources/inputs.py` makes a network and tokens of what was given; `readings.py` runs the network once and
-reads every layer; `paths/two_passes.py` goes back through it and has the exact shares of paths; `removals.py` runs the
-network without each layer and head; `tables.py` makes tables of all that, effective depths and a sentence.
-`figures.py` draws them.
+What is asked of which file, and in which order, is told in the room's `__init__.py`.
 """
 
 import io
@@ -58,20 +55,15 @@ BACK = 4  # Layers applied to the text in the time that one takes on the way bac
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DepthCard(Result):
-    """What each layer and head of a model does for its output.
-
-    Args:
-        by_sample: The tables `layers`, `heads` and `norms` with a row for each sample; `layers`, `heads` and `norms`
-            of the card are their means.
-        manifest: What was run on what.
-        notes: What is not known, and why: a sentence each.
-    """
+    """What each layer and head of a model does for its output."""
 
     kind = "depth"
     schemas: ClassVar = {f"depth_{name}": schema for name, schema in zip(TABLES, SCHEMAS, strict=True)}
     by_sample: Mapping[str, pl.DataFrame]
-    manifest: Manifest
-    notes: tuple[str, ...] = ()
+    """The tables `layers`, `heads` and `norms` with a row for each sample; `layers`, `heads` and `norms` of the card
+    are their means."""
+    manifest: Manifest  # What was run on what
+    notes: tuple[str, ...] = ()  # What is not known, and why: a sentence each
 
     @cached_property
     def layers(self) -> pl.DataFrame:

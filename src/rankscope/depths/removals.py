@@ -12,7 +12,7 @@ Cost, in layers applied to the text: `L (L - 1) / 2` for all layers, and `H L (L
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,32 +59,22 @@ class _WithoutHead(Plain):
             self.in_cross = False
 
 
+@dataclass(eq=False)
 class Removals:
-    """Runs a network without each of its layers and, if asked for, each of its heads.
+    """Runs a network without each of its layers and, if asked for, each of its heads."""
 
-    Args:
-        net: The network.
-        inputs: The prepared tokens before each layer, and after the last.
-        valid: Which of them are tokens.
-        heads: Whether heads are taken out as well.
-        batch: Samples that run together at most.
-        progress: Called with how many layers were applied to the text.
-    """
+    net: Transformer
+    inputs: Sequence[Tokens]  # The prepared tokens before each layer, and after the last
+    valid: Bool[Tensor, "batch token"]  # Which of them are tokens
+    heads: bool  # Whether heads are taken out as well
+    batch: int  # Samples that run together at most
+    progress: Callable[[int], None]  # Called with how many layers were applied to the text
 
-    def __init__(
-        self,
-        net: Transformer,
-        inputs: Sequence[Tokens],
-        valid: Bool[Tensor, "batch token"],
-        heads: bool,
-        batch: int,
-        progress: Callable[[int], None],
-    ) -> None:
-        self.net, self.inputs, self.valid, self.progress = net, inputs, valid, progress
-        self.starts: list[int | None] = [None, *(range(net.arch.heads) if heads else ())]
-        self.together = max(1, batch // len(valid))
-        self.output = net.finish(inputs[-1]) * valid[..., None]
-        self.floor = torch.zeros_like(valid[:, 0], dtype=torch.float64)
+    def __post_init__(self) -> None:
+        self.starts: list[int | None] = [None, *(range(self.net.arch.heads) if self.heads else ())]
+        self.together = max(1, self.batch // len(self.valid))
+        self.output = self.net.finish(self.inputs[-1]) * self.valid[..., None]
+        self.floor = torch.zeros_like(self.valid[:, 0], dtype=torch.float64)
         """By sample: a change of the output up to this one may be rounding; known once `run` has ended."""
         self._settings: dict[int, PassSettings] = {}
 

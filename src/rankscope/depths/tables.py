@@ -17,7 +17,7 @@ from rankscope.extras import counted
 from rankscope.paths.two_passes import LayerShares
 
 Shares = tuple[LayerShares, LayerShares]  # Of the output, and of its residual
-Columns = dict[str, Tensor | None]  # Numbers of all samples by column; None where they are not known
+Columns = Mapping[str, Tensor | None]  # Numbers of all samples by column; None where they are not known
 SHARES = ("share", "share_embedding", "share_bias", "residual_share")
 LOST = ("lost", "lost_cosine", "lost_residual", "lost_below_floor", "lost_residual_below_floor")
 MARKS = ("lost_below_floor", "lost_residual_below_floor", "rank_doubtful")
@@ -36,21 +36,16 @@ PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm_name": 
 def sample_tables(
     forward: ForwardReadings, shares: Mapping[int, Shares], losses: Mapping[tuple[int, int | None], Columns]
 ) -> dict[str, pl.DataFrame]:
-    """The tables `layers`, `heads` and `norms`.
-
-    Args:
-        forward: What was read of each layer.
-        shares: What passes through each layer, by its number from 1; empty where paths are not known.
-        losses: What is lost, by layer and head; the head is None where the layer itself was taken out.
-    """
+    """The tables `layers`, `heads` and `norms`, of what was read of each layer; of what passes through it, by its
+    number from 1 (empty where paths are not known); and of what is lost without a layer (its head is None) or head."""
     layers, heads = [], []
     for layer, (of_layer, of_heads) in enumerate(zip(forward.layers, forward.heads, strict=True), 1):
         through = shares.get(layer)
-        layers.append(_rows({"layer": layer}, _shares(through) | of_layer | losses[layer, None]))
+        layers.append(_rows({"layer": layer}, {**_shares(through), **of_layer, **losses[layer, None]}))
         for head in range(of_heads["entropy"].shape[1]):
-            columns = _shares(through, head) | losses.get((layer, head), dict.fromkeys(LOST))
-            columns |= {name: values[:, head] for name, values in of_heads.items()}
-            heads.append(_rows({"layer": layer, "head": head}, columns))
+            read = {name: values[:, head] for name, values in of_heads.items()}
+            lost = losses.get((layer, head), dict.fromkeys(LOST))
+            heads.append(_rows({"layer": layer, "head": head}, {**_shares(through, head), **lost, **read}))
     norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(place, ranks) for place, ranks in forward.norms)]
     return {
         "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
@@ -157,13 +152,7 @@ def resolved_losses(layers: pl.DataFrame) -> list[float]:
 
 
 def sentence_of(name: str, layers: pl.DataFrame, heads: pl.DataFrame) -> str:
-    """What the card says.
-
-    Args:
-        name: The name of the model.
-        layers: The card's table of layers.
-        heads: Its table of heads.
-    """
+    """What the card of a model of this name says, from its tables of layers and heads."""
     lost = resolved_losses(layers)
     even = effective_depths(layers)[0].value
     begin = f"{name}: {counted(layers.height, 'layer')}"
@@ -201,51 +190,38 @@ SHOWN_HEADS = 5  # Heads that are shown at either end
 NOISE = " ○"  # After a number that rounding may have decided
 
 
-def _signed(name: str) -> Callable[[Row], str]:
-    return lambda row: _number(row[name], "+z.2f")
+def _number(name: str, form: str = "+z.2f") -> Callable[[Row], str]:
+    return lambda row: "–" if row[name] is None else f"{row[name]:{form}}"
 
 
-def _lost(name: str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        mark = NOISE if row[f"{name}_below_floor"] else ""
-        return "–" if row[name] is None else f"{in_percent(row[name])}{mark}"
-
-    return cell
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
-
-
-def _rank(row: Row) -> str:
-    mark = NOISE if row["rank_doubtful"] else ""
-    return "–" if row["rank"] is None else f"{row['rank']:.4g}{mark}"
+def _marked(name: str, mark: str, say: Callable[[float], str] = in_percent) -> Callable[[Row], str]:
+    return lambda row: "–" if row[name] is None else f"{say(row[name])}{NOISE if row[mark] else ''}"
 
 
 HEAD_CELLS: dict[str, Callable[[Row], str]] = {
     "layer": lambda row: str(row["layer"]),
     "head": lambda row: str(row["head"]),
-    "lost": _lost("lost"),
-    "of res": _lost("lost_residual"),
-    "share": _signed("share"),
-    "at res": _signed("residual_share"),
-    "cosine": _signed("cosine"),
-    "entropy": lambda row: _number(row["entropy"], ".2f"),
-    "sink": lambda row: _number(row["sink"], ".2f"),
+    "lost": _marked("lost", "lost_below_floor"),
+    "of res": _marked("lost_residual", "lost_residual_below_floor"),
+    "share": _number("share"),
+    "at res": _number("residual_share"),
+    "cosine": _number("cosine"),
+    "entropy": _number("entropy", ".2f"),
+    "sink": _number("sink", ".2f"),
 }
 """Headings of the table of heads, each with what stands in a row under it."""
 LAYER_CELLS: dict[str, Callable[[Row], str]] = {
     **{heading: cell for heading, cell in HEAD_CELLS.items() if heading != "head"},
-    "influence": lambda row: _number(row["influence"], ".3f"),
-    "rank": _rank,
+    "influence": _number("influence", ".3f"),
+    "rank": _marked("rank", "rank_doubtful", "{:.4g}".format),
 }
 """The same of layers."""
 ALL_LAYER_CELLS: dict[str, Callable[[Row], str]] = {
     **LAYER_CELLS,
-    "attention": _signed("share_attention"),
-    "MLP": _signed("share_mlp"),
-    "biases": _signed("share_bias"),
-    "sinks": lambda row: _number(row["sink_heads"], ".0%"),
+    "attention": _number("share_attention"),
+    "MLP": _number("share_mlp"),
+    "biases": _number("share_bias"),
+    "sinks": _number("sink_heads", ".0%"),
 }
 """With parts of the share, and the heads that have a sink, where there is room."""
 

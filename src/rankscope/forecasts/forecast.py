@@ -252,15 +252,10 @@ class Forecast(Result):
 
 @dataclass(frozen=True)
 class Mend:
-    """One change of a network, and what is expected with it.
+    """One change of a network, and what is expected with it."""
 
-    Args:
-        change: What is changed, in words.
-        forecast: The forecast of the changed network, without its table of layers.
-    """
-
-    change: str
-    forecast: Forecast
+    change: str  # What is changed, in words
+    forecast: Forecast  # The forecast of the changed network, without its table of layers
 
     def __repr__(self) -> str:
         mended = self.forecast
@@ -373,7 +368,7 @@ def _of_module(
     device = torch.get_default_device()
     with usual_modes(CPU if device.type == "meta" else device), torch.enable_grad():
         plan, point, table, notes = read_module(subject, inputs, loss, recipe, seed, blocks)
-    return _predicted(plan, point, table, {}, [GIVEN, *notes], Network(model=plan.description))
+    return _predicted(plan, point, table, {}, [GIVEN, *notes])
 
 
 def _check(lr: float, **counts: int) -> None:
@@ -399,8 +394,7 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     model = plan.model()
     point = point_of(model, plan.task, plan.recipe, plan.seed)
     table, exponents, layer_notes = by_layer(model, plan) if layers else (filled_table({"layer": []}), {}, [])
-    network = Network(architecture=plan.description)
-    return _predicted(plan, point, table, exponents, [*notes, *layer_notes], network)
+    return _predicted(plan, point, table, exponents, [*notes, *layer_notes])
 
 
 def _predicted(
@@ -409,7 +403,6 @@ def _predicted(
     table: pl.DataFrame,
     exponents: dict[str, float],
     notes: Sequence[str],
-    network: Network,
 ) -> Forecast:
     """The forecast of these readings, with a note on those that are not known and the reasons why it is a guess."""
     prediction = Predictor.shipped().predict(point)
@@ -419,6 +412,8 @@ def _predicted(
         f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
     ] * (prediction.known < prediction.entries)
     doubts = _doubts(plan, prediction)
+    described = plan.description
+    network = Network(model=described) if isinstance(plan, DescribedPlan) else Network(architecture=described)
     manifest = begun("cpu").adding(networks=(network,), seed=plan.seed)
     return Forecast(plan, table, point, prediction, exponents, (*notes, *unknown, *doubts), doubts, manifest)
 

@@ -21,7 +21,7 @@ from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
 from rankscope.forecasts.readings import IN_BLOCKS
-from rankscope.lab import Batch, Model
+from rankscope.lab import Model
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.results import Table
@@ -76,7 +76,9 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         except ArchitectureError as error:
             notes.append(f"phases have no closed form here: {error}")
         try:
-            profile_of_gradients = gradients(net, X, _cotangent(model, plan, batch))
+            Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()  # after the last norm
+            (cotangent,) = torch.autograd.grad(plan.task.loss(model.logits(Y, batch.padding), batch), Y)
+            profile_of_gradients = gradients(net, X, cotangent.double())
             columns |= _gradient_columns(profile_of_gradients)
             measured = profile_of_gradients.exponents()
             exponents |= {"angle": measured.angle, "gradient": measured.gradient}
@@ -109,14 +111,6 @@ def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[flo
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # C is not finite
         pass
     return logs + [math.nan] * (net.arch.layers + 1 - len(logs))
-
-
-def _cotangent(model: Model, plan: Plan, batch: Batch) -> Tensor:
-    """The gradient of the task's loss at the output of the network, after its last norm."""
-    Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()
-    loss = plan.task.loss(model.logits(Y, batch.padding), batch)
-    (gradient,) = torch.autograd.grad(loss, Y)
-    return gradient.double()
 
 
 def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:

@@ -57,25 +57,16 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class TokenCurves:
-    """What a watch read of the first samples, by layer.
+    """What a watch read of the first samples, by layer."""
 
-    Args:
-        residual: log10 of the relative residual, `[sample, layer]`; where rounding decided it, that is below.
-        marked: Where rounding decided it.
-        entropy: `[sample, layer, head]`, NaN at layer 0 and in layers that do not attend; None where it is not known.
-        samples: How many the batch has.
-        padded: Whether some of its tokens are padding.
-        arithmetic: What the module computed in.
-        layout: Whether blocks take the batch first or the token first; None where nothing showed it.
-    """
-
-    residual: Tensor
-    marked: Tensor
+    residual: Tensor  # log10 of the relative residual, `[sample, layer]`; where rounding decided it, that is below
+    marked: Tensor  # Where rounding decided it
     entropy: Tensor | None
-    samples: int
-    padded: bool
-    arithmetic: str
-    layout: str | None
+    """`[sample, layer, head]`, NaN at layer 0 and in layers that do not attend; None where it is not known."""
+    samples: int  # How many the batch has
+    padded: bool  # Whether some of its tokens are padding
+    arithmetic: str  # What the module computed in
+    layout: str | None  # Whether blocks take the batch first or the token first; None where nothing showed it
 
     @property
     def attends(self) -> list[int]:
@@ -153,8 +144,10 @@ def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
         )
         raise LabError(f"inputs must be a list of two batches; got {came}", subject="inputs")
     batches = [LiveBatch.of(batch, model) for batch in inputs]
+    first, second = (batch.tensors for batch in batches)
+    same = len(first) == len(second) and all(map(torch.equal, first, second))
     sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
-    require(not batches[0].same_as(batches[1]), sentence, LabError, "inputs")
+    require(not same, sentence, LabError, "inputs")
     return batches
 
 
@@ -402,8 +395,8 @@ class ModuleReader:
             for (layer, metric, _), parts in token_gradients(made.loss, {"": tokens})[""].parts.items()
             if metric == GRADIENT_METRIC and layer is not None
         }
-        at_tokens = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}
-        columns["gradient"] = [at_tokens.get(layer, math.nan) for layer in range(layers)]
+        finite = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}
+        columns["gradient"] = [finite.get(layer, math.nan) for layer in range(layers)]
         if len(set(map(id, self.plan.blocks))) == layers - 1:
             for kind in IN_BLOCKS:
                 parts = [part for part in self.kinds[kind] or () if self.weights[part.name].ndim > 1]

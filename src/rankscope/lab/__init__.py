@@ -9,7 +9,7 @@ canonical network as a torch module, for a loop of one's own.
 """
 
 from rankscope.lab.model import Initialisation, Interface, Model, with_gains
-from rankscope.lab.module import SigmaReparam, Trainable, reparametrise
+from rankscope.lab.module import SigmaReparam, Trainable, eval_mode, reparametrise
 from rankscope.lab.steps import optimizer_step, release_memory
 from rankscope.lab.tasks import (
     TASKS,
@@ -32,6 +32,6 @@ from rankscope.lab.training import Recipe, TaskEvaluation, Training
 __all__ = [
     "Batch", "Copying", "Digits", "FixedTask", "HELD_SHARE", "Hull", "Induction", "Initialisation", "Interface",
     "Memorization", "Model", "NextCharacter", "POINTS", "Recipe", "SORTED", "SigmaReparam", "Sort", "TASKS", "Task",
-    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "attention_alone", "optimizer_step", "release_memory",
-    "reparametrise", "task", "with_gains",
+    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "attention_alone", "eval_mode", "optimizer_step",
+    "release_memory", "reparametrise", "task", "with_gains",
 ]  # fmt: skip
