@@ -1,4 +1,4 @@
-"""The canonical network as a module: the numbers of the plain rules, the gradients of the originals, and sigmaReparam."""
+"""The canonical network as a module: the numbers of plain rules, the gradients of the originals, and sigmaReparam."""
 
 from importlib.resources import files
 from pathlib import Path

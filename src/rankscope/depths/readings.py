@@ -52,7 +52,7 @@ class _Readings(Plain):
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         """The norm, after which ranks are recorded."""
         Y = super().norm(block, name, X)
-        self.norms.append(norm_rank(block.index + 1, name, X, Y, self.valid, self.unit))
+        self.norms.append(_norm_rank(block.index + 1, name, X, Y, self.valid, self.unit))
         return Y
 
     def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
@@ -67,7 +67,7 @@ class _FreezingReadings(_Readings, FreezingRules):
     """The same, of a network that is frozen for its paths."""
 
 
-def norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: float) -> NormRank:
+def _norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: float) -> NormRank:
     """The affine ranks of tokens X before and Y after a norm of a layer; `unit` is the eps of the arithmetic that the
     network runs in."""
     (before, first), (after, second) = (affine_rank_with_doubt(Z, ~valid, unit=unit) for Z in (X, Y))
@@ -123,7 +123,7 @@ def read_forward(
         progress(1)
     forward.norms, forward.last = rules.norms, X
     if net.arch.final_norm:
-        forward.norms.append(norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
+        forward.norms.append(_norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
     release(net.weights.layers)
     return forward
 

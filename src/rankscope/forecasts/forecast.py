@@ -241,8 +241,8 @@ class Forecast(Result):
         }
         prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **numbers)
         recipe = Recipe(**{**details["recipe"], "frozen": tuple(details["recipe"]["frozen"])})
-        said = tuple(details["verdict"]), float(details["learnt_below"])
-        plan = DescribedPlan(details["architecture"], recipe, details["seed"], details["task"], *said)
+        plan = DescribedPlan(details["architecture"], recipe, details["seed"], details["task"],
+                             tuple(details["verdict"]), float(details["learnt_below"]))  # fmt: skip
         readings, exponents = (
             {name: float(x) for name, x in details[part].items()} for part in ("readings", "exponents")
         )

@@ -38,8 +38,16 @@ def sentences(
     notes: Sequence[str],
     doubts: Sequence[str],
 ) -> list[str]:
-    """All that a forecast says, most important first; the arguments are fields of `Forecast`, which says what they are.
-    The table is empty if nothing is known."""
+    """All that a forecast says, most important first.
+
+    Args:
+        plan: The network, what it is to learn and how.
+        table: By layer, what is measured of tokens and gradients (`Forecast.table`); empty if nothing is known.
+        readings: Every reading that is known, by name.
+        prediction: The probability that the network learns, and the place of its final loss.
+        notes: Conditions that the numbers stand under, each a sentence.
+        doubts: The notes that make the prediction a guess.
+    """
     layers = [*_tokens(table), *_gradients(table)] if table.height else []
     blamed = _blame(plan.task_name, readings) if prediction.probability <= 0.5 else []
     further = [note for note in notes if note not in doubts[:1]]

@@ -283,8 +283,8 @@ class Digits(Task):
 
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
         """An encoder of all patches of an image, as ViT is: every patch sees every other."""
-        own = {"mask": "complete", "length": (IMAGE // self.patch) ** 2}
-        return super().architecture(layers, width, heads, **own | fields)
+        usual = {"mask": "complete", "length": (IMAGE // self.patch) ** 2}
+        return super().architecture(layers, width, heads, **usual | fields)
 
     @property
     def chance(self) -> float:

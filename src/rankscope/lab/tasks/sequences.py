@@ -133,7 +133,7 @@ class Copying(RandomSequences):
 
     @property
     def context(self) -> int:  # type: ignore[override]
-        """Tokens of both copies."""
+        """Tokens of a sample: both copies."""
         return 2 * self.length
 
 
