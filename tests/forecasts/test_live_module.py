@@ -19,8 +19,9 @@ from rankscope import Architecture, forecast
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, WatchError
 from rankscope.forecasts import Forecast, Predictor, forecast_map, point_of
 from rankscope.forecasts.layers import COLUMNS
-from rankscope.forecasts.live_module import LivePlan, read_module
+from rankscope.forecasts.live_module import read_module
 from rankscope.forecasts.live_passes import LiveBatch, in_dtype, passed
+from rankscope.forecasts.plan import DescribedPlan
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import UNLABELLED, Recipe
 from tests.live.ranks import together
@@ -107,7 +108,7 @@ def own_gpt(**options: Any) -> OwnGPT:
 class Reading(NamedTuple):
     """What `read_module` gives, by name."""
 
-    plan: LivePlan
+    plan: DescribedPlan
     point: dict[str, float]
     table: pl.DataFrame
     notes: list[str]
@@ -351,7 +352,7 @@ def test_streams_of_a_token_are_not_taken_for_tokens() -> None:
     torch.manual_seed(0)
     images, labels = [torch.randn(6, 4, 4, 3) for _ in range(2)], torch.arange(6) % 5
     found = forecast(Grid(), inputs=images, loss=lambda z, _: F.cross_entropy(z, labels), blocks="h")
-    assert isinstance(found.plan, LivePlan) and found.plan.layers == 2
+    assert isinstance(found.plan, DescribedPlan) and found.plan.layers == 2
 
 
 def test_a_forecast_of_a_module_is_a_guess_and_says_so_first() -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankscope.forecasts.readings import LOWEST, architecture_numbers, drifted, output_readings, readings
 from rankscope.lab import Copying, Recipe, Training
-from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.lab.tasks.base import UNLABELLED
 from rankscope.nets import Architecture, Transformer
 
 TASK = Copying(symbols=4, length=3)

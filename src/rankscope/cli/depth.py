@@ -38,7 +38,7 @@ def depth(
     read one at a time.
     """
     from rankscope.depths import depth as card_of
-    from rankscope.depths.summary import norms_sentence
+    from rankscope.depths.tables import norms_sentence
     from rankscope.files import write_text
 
     excerpts = inputs.read_inputs(text, model, quiet=results.silent)

@@ -1,9 +1,6 @@
 """`depth`: which layers, heads and paths of a model does its output need?
 
-In order: `sources/inputs.py` makes a network and tokens of what was given; `readings.py` runs the network once and
-reads every layer; `paths/by_part.py` goes back through it and has the exact shares of paths; `removals.py` runs the
-network without each layer and head; `tables.py` makes tables of all that, and `summary.py` effective depths and a
-sentence of the tables. `figures.py` draws them.
+What is asked of which file, and in which order, is told in the room's `__init__.py`.
 """
 
 import io
@@ -20,22 +17,23 @@ from torch import Tensor
 from rankscope.depths.figures import caption, depth_chart, printed
 from rankscope.depths.readings import read_forward
 from rankscope.depths.removals import Removals
-from rankscope.depths.summary import (
-    ALL_LAYER_COLUMNS,
-    HEAD_COLUMNS,
-    LAYER_COLUMNS,
+from rankscope.depths.tables import (
+    ALL_LAYER_CELLS,
+    HEAD_CELLS,
+    LAYER_CELLS,
     LEAVES,
     MARKED_COLUMNS,
     NOISE,
+    SCHEMAS,
     SHOWN_HEADS,
     EffectiveDepth,
     Row,
     effective_depths,
     means,
     norms_sentence,
+    sample_tables,
     sentence_of,
 )
-from rankscope.depths.tables import SCHEMAS, sample_tables
 from rankscope.errors import PathError
 from rankscope.extras import counted
 from rankscope.figures import Chart
@@ -56,20 +54,15 @@ BACK = 4  # Layers applied to the text in the time that one takes on the way bac
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DepthCard(Result):
-    """What each layer and head of a model does for its output.
-
-    Args:
-        by_sample: The tables `layers`, `heads` and `norms` with a row for each sample; `layers`, `heads` and `norms`
-            of the card are their means.
-        manifest: What was run on what.
-        notes: What is not known, and why: a sentence each.
-    """
+    """What each layer and head of a model does for its output."""
 
     kind = "depth"
     schemas: ClassVar = {f"depth_{name}": schema for name, schema in zip(TABLES, SCHEMAS, strict=True)}
     by_sample: Mapping[str, pl.DataFrame]
-    manifest: Manifest
-    notes: tuple[str, ...] = ()
+    """The tables `layers`, `heads` and `norms` with a row for each sample; `layers`, `heads` and `norms` of the card
+    are their means."""
+    manifest: Manifest  # What was run on what
+    notes: tuple[str, ...] = ()  # What is not known, and why: a sentence each
 
     @cached_property
     def layers(self) -> pl.DataFrame:
@@ -99,7 +92,7 @@ class DepthCard(Result):
 
     @cached_property
     def effective_depths(self) -> list[EffectiveDepth]:
-        """How deep the network works, by several definitions, each with its formula (`summary.py`)."""
+        """How deep the network works, by several definitions, each with its formula (`tables.py`)."""
         return effective_depths(self.layers)
 
     @property
@@ -131,20 +124,20 @@ class DepthCard(Result):
     def overview(self) -> Section:
         """The figure, the sentence, and the layers in a few columns."""
         known = [effective.sentence for effective in self.effective_depths]
-        table = Table("", list(LAYER_COLUMNS), self._rows(LAYER_COLUMNS))
+        table = Table("", list(LAYER_CELLS), self._rows(LAYER_CELLS))
         return Section(self.title, self.sentence, [Plot("depth", [("", self.chart)])], [table], known)
 
     def sections(self) -> list[Section]:
         """Which layers and heads the output needs: the figure, the layers, and effective depths."""
         plot = Plot("depth", [("", self.chart)], caption(self.chart))
         lead = f"{sentence('depth', 'lead')} {self.sentence} {norms_sentence(self.norms)}"
-        headings = list(ALL_LAYER_COLUMNS)
+        headings = list(ALL_LAYER_CELLS)
         marked = {
             (row, headings.index(heading))
             for row, values in enumerate(self.layers.to_dicts())
             for heading, mark in MARKED_COLUMNS.items() if values[mark]
         }  # fmt: skip
-        cells = [[cell.removesuffix(NOISE) for cell in row] for row in self._rows(ALL_LAYER_COLUMNS)]
+        cells = [[cell.removesuffix(NOISE) for cell in row] for row in self._rows(ALL_LAYER_CELLS)]
         rows = [
             [effective.name.replace("_", " "),
              "–" if effective.value is None else f"{effective.value:.3g} of {effective.layers}", effective.definition]
@@ -163,8 +156,8 @@ class DepthCard(Result):
         some = len(known) > 2 * SHOWN_HEADS
         shown = known[:SHOWN_HEADS] + known[-SHOWN_HEADS:] if some else known
         note = sentence("depth", "most", count=SHOWN_HEADS) * some + sentence("depth", "counted")
-        rows = [[cell(row) for cell in HEAD_COLUMNS.values()] for row in shown]
-        return [Table("Heads, mean over samples", list(HEAD_COLUMNS), rows, note=note, spare=LEAVES)] if known else []
+        rows = [[cell(row) for cell in HEAD_CELLS.values()] for row in shown]
+        return [Table("Heads, mean over samples", list(HEAD_CELLS), rows, note=note, spare=LEAVES)] if known else []
 
     def _rows(self, columns: Mapping[str, Callable[[Row], str]]) -> list[list[str]]:
         return [[cell(row) for cell in columns.values()] for row in self.layers.iter_rows(named=True)]
@@ -260,7 +253,7 @@ def depth(
             shares[layer] = of_output, of_residual
             counter(BACK)
     removals = Removals(net, [*forward.inputs, forward.last], valid, heads, batch, counter)
-    losses = {(loss.layer, loss.head): loss for loss in removals.run()}
+    losses = dict(removals.run())
     if not heads:
         notes.append("Heads were not taken out one by one.")
     tables = sample_tables(forward, shares, losses)

@@ -255,8 +255,12 @@ def cut(
         heads, scores = _lowest_heads(net, sample, criterion, keep)
     else:
         count = net.arch.layers - _left(net.arch.layers, keep)
-        find = {"one_shot": _one_shot, "greedy": _greedy, "exact": _exact}[search]
-        layers, scores = find(net, sample, criterion, count, progress or (lambda done, total: None))
+        progress = progress or (lambda done, total: None)
+        if search == "exact":
+            layers, scores = _exact(net, sample, criterion, count, progress)
+        else:
+            counts = [count] if search == "one_shot" else [1] * count
+            layers, scores = _in_rounds(net, sample, criterion, counts, progress)
     sentence = f"{by} must be finite numbers; the network gives others on these tokens"
     require(scores["score"].is_finite().all(), sentence, ArchitectureError, "by")
     small = net.without(layers=layers, heads=heads)
@@ -276,25 +280,19 @@ def _left(count: int, keep: float) -> int:
 Found = tuple[list[int], pl.DataFrame]  # The layers that go, in order, and the scores they were chosen by
 
 
-def _one_shot(net: Transformer, sample: Sample, by: Criterion, count: int, progress: Progress) -> Found:
-    scores = by.layers(net, sample)
-    progress(1, 1)
-    lowest = sorted(range(len(scores)), key=scores.__getitem__)[:count]
-    return [index + 1 for index in lowest], _rows(1, range(1, len(scores) + 1), scores)
-
-
-def _greedy(net: Transformer, sample: Sample, by: Criterion, count: int, progress: Progress) -> Found:
+def _in_rounds(net: Transformer, sample: Sample, by: Criterion, counts: Sequence[int], progress: Progress) -> Found:
+    """In each round as many layers go as `counts` has for it: those with the lowest scores, the rest scored anew."""
     out: list[int] = []
     tables = [_rows(0, (), ())]
-    for done in range(count):
+    for done, count in enumerate(counts, 1):
         left = [layer for layer in range(1, net.arch.layers + 1) if layer not in out]
         if by.sets is not None and by.against_whole:
             scores = by.sets(net, sample, [(*out, layer) for layer in left])
         else:
-            scores = by.layers(net.without(layers=out), sample)
-        tables.append(_rows(done + 1, left, scores))
-        out.append(left[scores.index(min(scores))])
-        progress(done + 1, count)
+            scores = by.layers(net.without(layers=out) if out else net, sample)
+        tables.append(_rows(done, left, scores))
+        out += [left[index] for index in sorted(range(len(left)), key=scores.__getitem__)[:count]]
+        progress(done, len(counts))
     return out, pl.concat(tables)
 
 

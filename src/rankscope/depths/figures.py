@@ -27,13 +27,8 @@ SENTENCE_WIDTH = 115  # Characters of a line of the sentence above the figure
 
 
 def depth_chart(layers: pl.DataFrame, heads: pl.DataFrame, sentence: str) -> fig.Chart:
-    """Four panels: losses, shares, cosines by layer, and a map of heads.
-
-    Args:
-        layers: The card's table of layers.
-        heads: Its table of heads.
-        sentence: What the card says.
-    """
+    """Four panels of a card's tables of layers and heads: losses, shares, cosines by layer, and a map of heads;
+    `sentence` is what the card says."""
     last = int(layers["layer"].to_numpy().max(initial=1))
     across = fig.Axis("layer", last=last, range=(0.4, last + 0.6))
     changes, shares = _bars(layers, ("lost", "lost_residual")), _bars(layers, ("share", "residual_share"))

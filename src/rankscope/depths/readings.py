@@ -52,7 +52,7 @@ class _Readings(Plain):
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         """The norm, after which ranks are recorded."""
         Y = super().norm(block, name, X)
-        self.norms.append(norm_rank(block.index + 1, name, X, Y, self.valid, self.unit))
+        self.norms.append(_norm_rank(block.index + 1, name, X, Y, self.valid, self.unit))
         return Y
 
     def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
@@ -67,17 +67,9 @@ class _FreezingReadings(_Readings, FreezingRules):
     """The same, of a network that is frozen for its paths."""
 
 
-def norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: float) -> NormRank:
-    """The affine ranks of tokens before and after a norm.
-
-    Args:
-        layer: The layer that the norm is in.
-        name: The name of the norm.
-        X: Tokens before the norm.
-        Y: Tokens after the norm.
-        valid: Which of them are tokens, and not padding.
-        unit: The eps of the arithmetic that the network runs in.
-    """
+def _norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: float) -> NormRank:
+    """The affine ranks of tokens X before and Y after a norm of a layer; `unit` is the eps of the arithmetic that the
+    network runs in."""
     (before, first), (after, second) = (affine_rank_with_doubt(Z, ~valid, unit=unit) for Z in (X, Y))
     ranks = {"rank_before": before, "rank_after": after, "rank_doubtful": first | second}
     return {"layer": layer, "norm_name": name}, ranks
@@ -87,14 +79,8 @@ def norm_rank(layer: int, name: str, X: Tokens, Y: Tokens, valid: Valid, unit: f
 def read_forward(
     net: Transformer, X: Tokens, valid: Valid, paths: TwoPasses | None, progress: Callable[[int], None]
 ) -> ForwardReadings:
-    """Run the network once over prepared tokens and read every layer.
-
-    Args:
-        net: The network.
-        X: Tokens, valid ones first (`net.prepared`).
-        valid: Which of them are tokens.
-        paths: Is shown every layer, frozen; None where the network has no linear rules.
-        progress: Called with 1 after each layer.
+    """Run the network once over tokens X, valid ones first (`net.prepared`), and read every layer. `paths` is shown
+    each, frozen (None where the network has no linear rules), and `progress` is called with 1 after each.
 
     Raises:
         ArchitectureError: A part leaves something to later layers, so that these cannot run without it.
@@ -137,7 +123,7 @@ def read_forward(
         progress(1)
     forward.norms, forward.last = rules.norms, X
     if net.arch.final_norm:
-        forward.norms.append(norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
+        forward.norms.append(_norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
     release(net.weights.layers)
     return forward
 

@@ -12,8 +12,8 @@ Cost, in layers applied to the text: `L (L - 1) / 2` for all layers, and `H L (L
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,18 +38,6 @@ SHARE = 4  # The part of free memory that copies of the tokens may fill: one in 
 UNKNOWN = 2**30  # Bytes for copies where nobody says how many are free
 
 
-class Loss(NamedTuple):
-    """What the output loses without a layer, or without a head of it."""
-
-    layer: int
-    head: int | None
-    lost: Values  # |output' - output| / |output|
-    lost_cosine: Values  # 1 - the cosine of output' and output
-    lost_residual: Values  # |res output' - res output| / |res output|; NaN where the output is uniform
-    below_floor: Bool[Tensor, " batch"]  # rounding alone may change the output as much
-    residual_below_floor: Bool[Tensor, " batch"]
-
-
 class _WithoutHead(Plain):
     """Plain rules in which each sample of the batch lacks one head."""
 
@@ -71,32 +59,22 @@ class _WithoutHead(Plain):
             self.in_cross = False
 
 
+@dataclass(eq=False)
 class Removals:
-    """Runs a network without each of its layers and, if asked for, each of its heads.
+    """Runs a network without each of its layers and, if asked for, each of its heads."""
 
-    Args:
-        net: The network.
-        inputs: The prepared tokens before each layer, and after the last.
-        valid: Which of them are tokens.
-        heads: Whether heads are taken out as well.
-        batch: Samples that run together at most.
-        progress: Called with how many layers were applied to the text.
-    """
+    net: Transformer
+    inputs: Sequence[Tokens]  # The prepared tokens before each layer, and after the last
+    valid: Bool[Tensor, "batch token"]  # Which of them are tokens
+    heads: bool  # Whether heads are taken out as well
+    batch: int  # Samples that run together at most
+    progress: Callable[[int], None]  # Called with how many layers were applied to the text
 
-    def __init__(
-        self,
-        net: Transformer,
-        inputs: Sequence[Tokens],
-        valid: Bool[Tensor, "batch token"],
-        heads: bool,
-        batch: int,
-        progress: Callable[[int], None],
-    ) -> None:
-        self.net, self.inputs, self.valid, self.progress = net, inputs, valid, progress
-        self.starts: list[int | None] = [None, *(range(net.arch.heads) if heads else ())]
-        self.together = max(1, batch // len(valid))
-        self.output = net.finish(inputs[-1]) * valid[..., None]
-        self.floor = torch.zeros_like(valid[:, 0], dtype=torch.float64)
+    def __post_init__(self) -> None:
+        self.starts: list[int | None] = [None, *(range(self.net.arch.heads) if self.heads else ())]
+        self.together = max(1, self.batch // len(self.valid))
+        self.output = self.net.finish(self.inputs[-1]) * self.valid[..., None]
+        self.floor = torch.zeros_like(self.valid[:, 0], dtype=torch.float64)
         """By sample: a change of the output up to this one may be rounding; known once `run` has ended."""
         self._settings: dict[int, PassSettings] = {}
 
@@ -106,8 +84,8 @@ class Removals:
         return layers + layers * (layers - 1) // 2 + heads * layers * (layers + 1) // 2
 
     @torch.no_grad()
-    def run(self) -> Iterator[Loss]:
-        """Yield what is lost without each layer and head."""
+    def run(self) -> Iterator[tuple[tuple[int, int | None], dict[str, Tensor]]]:
+        """Yield ((layer, head), what is lost without it, by column); the head is None where the layer went."""
         layers = len(self.net.blocks)
         state_bytes = max(1, self.inputs[0].numel() * self.inputs[0].element_size())
         free = free_memory(self.inputs[0].device)
@@ -115,7 +93,7 @@ class Removals:
         for first in range(0, layers, most):
             yield from self._group(first, min(first + most, layers))
 
-    def _group(self, first: int, stop: int) -> Iterator[Loss]:
+    def _group(self, first: int, stop: int) -> Iterator[tuple[tuple[int, int | None], dict[str, Tensor]]]:
         """Without something of layers `first` to `stop`: their copies go to the end side by side."""
         names: list[tuple[int, int | None]] = []
         copies = self.inputs[0].new_empty((0, *self.inputs[0].shape))
@@ -131,12 +109,12 @@ class Removals:
                 copies = torch.cat([copies, X, heads])
                 names += [(block.index + 1, head) for head in self.starts]
         release(self.net.weights.layers)
-        for (layer, head), X in zip(names, copies, strict=True):
-            loss = self._loss(layer, head, X)
-            if layer == 0:
-                self.floor = ROUNDING * loss.lost.clamp(min=unit_of(X.dtype))
+        for name, X in zip(names, copies, strict=True):
+            lost = self._lost(X)
+            if name[0] == 0:
+                self.floor = ROUNDING * lost["lost"].clamp(min=unit_of(X.dtype))
             else:
-                yield loss
+                yield name, lost
 
     def _through(self, block: Block, copies: Float[Tensor, "copy batch token width"]) -> Tensor:
         """All copies after a block."""
@@ -171,16 +149,20 @@ class Removals:
             self._settings[copies] = net.settings(X.repeat(copies, 1, 1), self.valid.repeat(copies, 1))
         return self._settings[copies]
 
-    def _loss(self, layer: int, head: int | None, X: Tokens) -> Loss:
+    def _lost(self, X: Tokens) -> dict[str, Tensor]:
+        """What the output loses where tokens X come out of the last layer."""
         changed, output = (self.net.finish(X) * self.valid[..., None]).double(), self.output.double()
         difference, residual = changed - output, centred_tokens(output, self.valid)
         lost, lost_residual = _ratio(difference, output), _ratio(centred_tokens(difference, self.valid), residual)
         lost_residual = lost_residual.masked_fill(uniform(self.output, self.valid), torch.nan)
         residual_floor = self.floor / _ratio(residual, output)
-        return Loss(
-            layer, head, lost, _cosine_gap(changed, output), lost_residual, lost <= self.floor,
-            lost_residual <= residual_floor,
-        )  # fmt: skip
+        return {
+            "lost": lost,  # |output' - output| / |output|
+            "lost_cosine": _cosine_gap(changed, output),  # 1 - the cosine of output' and output
+            "lost_residual": lost_residual,  # of the residuals of both; NaN where the output is uniform
+            "lost_below_floor": lost <= self.floor,  # rounding alone may change the output as much
+            "lost_residual_below_floor": lost_residual <= residual_floor,
+        }
 
 
 def _ratio(difference: Tokens, whole: Tokens) -> Values:

@@ -1,10 +1,7 @@
 """`forecast`: what will become of a network, before it is trained.
 
-In order: the subject becomes a `Plan` (`plan.py`); readings are taken of it at its initialisation (`readings.py`); its
-tokens and gradients are followed layer by layer, beside what theory says of them (`layers.py`); trained networks that
-read alike predict what its training will make of it (`predictor.py`); `verdict.py` puts all of it into sentences.
-`Forecast.mends` asks the same of changed networks (`changes` in `plan.py`). Of a module of a person's own,
-`live_module.py` takes those readings that can be had without its architecture.
+The subject becomes a `Plan`, of which readings are taken and predictions are made, in the order that the room's
+`__init__.py` tells; `Forecast.mends` asks the same of changed networks (`changes` in `plan.py`).
 """
 
 import math
@@ -19,9 +16,9 @@ from torch import nn
 
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError, require
 from rankscope.forecasts.layers import SCHEMA, by_layer, filled_table, layers_chart, layers_table
-from rankscope.forecasts.live_module import LivePlan, read_module
+from rankscope.forecasts.live_module import read_module
 from rankscope.forecasts.live_passes import LossOfBatch
-from rankscope.forecasts.plan import PARTS, Plan, SavedPlan, adapted_to_task, changes, point_of, with_architecture
+from rankscope.forecasts.plan import PARTS, DescribedPlan, Plan, adapted_to_task, changes, point_of, with_architecture
 from rankscope.forecasts.predictor import LEARNT, NEAREST_SCHEMA, STEPS, Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
 from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
@@ -45,7 +42,8 @@ class Forecast(Result):
     """What is expected of a network, and what it is expected from.
 
     Args:
-        plan: The network, what it is to learn and how: a `LivePlan` of a module of a person's own.
+        plan: The network, what it is to learn and how: a `DescribedPlan` of a module of a person's own, or
+            where it was read from a folder.
         table: By layer, layer 0 the input; NaN where rounding decided. As log10: residual (relative, of tokens) ·
             residual_theory (mean-field) · separation (one minus the mean cosine) · gradient (at tokens) · query · key ·
             value · output · mlp (gradients at these weights). As they are: layer · entropy (in nats, the mean over
@@ -63,7 +61,7 @@ class Forecast(Result):
 
     kind = "forecast"
     schemas: ClassVar = {"forecast": SCHEMA, "forecast_nearest": NEAREST_SCHEMA}
-    plan: Plan | LivePlan | SavedPlan
+    plan: Plan | DescribedPlan
     table: pl.DataFrame
     readings: dict[str, float]
     prediction: Prediction
@@ -82,8 +80,9 @@ class Forecast(Result):
         if isinstance(self.plan, Plan):
             return self.plan
         message = "a network; this forecast was read from a folder: forecast anew"
-        if isinstance(self.plan, LivePlan):
-            message = f"an Architecture; {self.plan.name} was forecast as a module, of which none is known"
+        if not self.plan.verdict:
+            named = self.plan.description["module"]
+            message = f"an Architecture; {named} was forecast as a module, of which none is known"
             message += ": forecast an Architecture like it"
         raise ArchitectureError(f"changes, depths and maps need {message}", subject="subject")
 
@@ -106,10 +105,8 @@ class Forecast(Result):
     def learnt_below(self) -> float:
         """The final loss below which the network has learnt something of its inputs: that of guessing labels by their
         frequencies, less `LEARNT` nats. NaN for a task of which no design was trained, and for a module's own loss."""
-        if isinstance(self.plan, SavedPlan):
+        if isinstance(self.plan, DescribedPlan):
             return self.plan.learnt_below
-        if isinstance(self.plan, LivePlan):
-            return math.nan
         task = self.plan.task
         with usual_modes():  # whoever asks may have another default device
             return task.blind - LEARNT[task.name] if task.name in LEARNT else math.nan
@@ -117,7 +114,7 @@ class Forecast(Result):
     @cached_property
     def verdict(self) -> list[str]:
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
-        if isinstance(self.plan, SavedPlan):
+        if isinstance(self.plan, DescribedPlan) and self.plan.verdict:
             return list(self.plan.verdict)
         return sentences(self.plan, self.table, self.readings, self.prediction, self.notes, self.doubts)
 
@@ -244,8 +241,8 @@ class Forecast(Result):
         }
         prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **numbers)
         recipe = Recipe(**{**details["recipe"], "frozen": tuple(details["recipe"]["frozen"])})
-        plan = SavedPlan(details["architecture"], details["task"], recipe, details["seed"], tuple(details["verdict"]),
-                         float(details["learnt_below"]))  # fmt: skip
+        plan = DescribedPlan(details["architecture"], recipe, details["seed"], details["task"],
+                             tuple(details["verdict"]), float(details["learnt_below"]))  # fmt: skip
         readings, exponents = (
             {name: float(x) for name, x in details[part].items()} for part in ("readings", "exponents")
         )
@@ -255,15 +252,10 @@ class Forecast(Result):
 
 @dataclass(frozen=True)
 class Mend:
-    """One change of a network, and what is expected with it.
+    """One change of a network, and what is expected with it."""
 
-    Args:
-        change: What is changed, in words.
-        forecast: The forecast of the changed network, without its table of layers.
-    """
-
-    change: str
-    forecast: Forecast
+    change: str  # What is changed, in words
+    forecast: Forecast  # The forecast of the changed network, without its table of layers
 
     def __repr__(self) -> str:
         mended = self.forecast
@@ -376,7 +368,7 @@ def _of_module(
     device = torch.get_default_device()
     with usual_modes(CPU if device.type == "meta" else device), torch.enable_grad():
         plan, point, table, notes = read_module(subject, inputs, loss, recipe, seed, blocks)
-    return _predicted(plan, point, table, {}, [GIVEN, *notes], Network(model=plan.description))
+    return _predicted(plan, point, table, {}, [GIVEN, *notes])
 
 
 def _check(lr: float, **counts: int) -> None:
@@ -402,17 +394,15 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
     model = plan.model()
     point = point_of(model, plan.task, plan.recipe, plan.seed)
     table, exponents, layer_notes = by_layer(model, plan) if layers else (filled_table({"layer": []}), {}, [])
-    network = Network(architecture=plan.description)
-    return _predicted(plan, point, table, exponents, [*notes, *layer_notes], network)
+    return _predicted(plan, point, table, exponents, [*notes, *layer_notes])
 
 
 def _predicted(
-    plan: Plan | LivePlan,
+    plan: Plan | DescribedPlan,
     point: dict[str, float],
     table: pl.DataFrame,
     exponents: dict[str, float],
     notes: Sequence[str],
-    network: Network,
 ) -> Forecast:
     """The forecast of these readings, with a note on those that are not known and the reasons why it is a guess."""
     prediction = Predictor.shipped().predict(point)
@@ -422,6 +412,8 @@ def _predicted(
         f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
     ] * (prediction.known < prediction.entries)
     doubts = _doubts(plan, prediction)
+    described = plan.description
+    network = Network(model=described) if isinstance(plan, DescribedPlan) else Network(architecture=described)
     manifest = begun("cpu").adding(networks=(network,), seed=plan.seed)
     return Forecast(plan, table, point, prediction, exponents, (*notes, *unknown, *doubts), doubts, manifest)
 
@@ -469,14 +461,14 @@ def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None,
     return arch, net, notes
 
 
-def _doubts(plan: Plan | LivePlan, prediction: Prediction) -> tuple[str, ...]:
+def _doubts(plan: Plan | DescribedPlan, prediction: Prediction) -> tuple[str, ...]:
     """The reasons why the prediction is a guess: what this design has and no trained design had; empty without any."""
     doubts = []
     if outside := Predictor.shipped().outside(plan.settings):
         doubts.append(f"no trained design had {', '.join(outside)}")
     if plan.task_name not in LEARNT:
         doubts.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
-    if isinstance(plan, LivePlan):
+    if isinstance(plan, DescribedPlan):
         doubts.append(
             f"trained designs were networks of the lab under {OPTIMISER}: its blocks and its optimiser may be others"
         )

@@ -19,7 +19,7 @@ readings on which the two do not agree are **marked**. Gradients of biases and o
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,17 +65,13 @@ class Exponents(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientProfile:
-    """Norms of gradients of one loss, the sum over samples, and how far apart tokens are.
+    """Norms of gradients of one loss, the sum over samples, and how far apart tokens are."""
 
-    Args:
-        tokens: Of the tokens at layer 0 (the input) to L, over all samples.
-        weights: By kind (`KINDS` of `gradients.py`), of weights of layers 1 to L; kinds that no layer has are left out.
-        separation: `1 - p/q` at layer 0 to L: q the mean square of tokens, p the mean product of two of a sample.
-    """
-
-    tokens: LogReadings
+    tokens: LogReadings  # Of the tokens at layer 0 (the input) to L, over all samples
     weights: dict[str, LogReadings]
+    """By kind (`KINDS` of `gradients.py`), of weights of layers 1 to L; kinds that no layer has are left out."""
     separation: LogReadings
+    """`1 - p/q` at layer 0 to L: q the mean square of tokens, p the mean product of two of a sample."""
 
     def exponents(self) -> Exponents:
         """The exponents of Cowsik et al. 2024: of gradients at tokens and of the angle between them.
@@ -182,20 +178,9 @@ class _Cotangents(NamedTuple):
         return _total(self.log + log_norm(self.parts[HIDDEN], 1))
 
 
-class _Forward(ReadRecorder, Deviation):
-    """Deviation arithmetic that keeps what attention reads and mixes."""
-
-
-class _PerturbedForward(ReadRecorder, PerturbedDeviation):
-    """Deviation arithmetic with last digits moved, which keeps the same."""
-
-
-class _Differentiable(HeadRecorder, Plain):
-    """Plain arithmetic that keeps the outputs of heads."""
-
-
-class _PerturbedDifferentiable(HeadRecorder, PerturbedPlain):
-    """Plain arithmetic with last digits moved, which keeps the same."""
+def _recording(recorder: type, rules: type) -> Any:
+    """The class of these rules with a recorder mixed in."""
+    return type(f"{recorder.__name__}{rules.__name__}", (recorder, rules), {})
 
 
 class _Pass:
@@ -206,8 +191,8 @@ class _Pass:
         self.net, self.start = inputs.net, inputs.state
         names = [name.split(".", 2)[2] for name in shapes(inputs.net.arch) if name.startswith("layers.")]
         self.kinds = {name: kind for name in names if (kind := kind_of(name)) is not None}
-        self.rules = _PerturbedForward(*given) if perturbed else _Forward(*given)
-        self.plain = _PerturbedDifferentiable(*given) if perturbed else _Differentiable(*given)
+        self.rules = _recording(ReadRecorder, PerturbedDeviation if perturbed else Deviation)(*given)
+        self.plain = _recording(HeadRecorder, PerturbedPlain if perturbed else Plain)(*given)
         self.rules.reads, self.rules.values_mixed = {}, {}
         self.plain.head_outputs, self.plain.queries_and_keys = {}, {}
 
@@ -280,14 +265,14 @@ class _Pass:
         below what it resolves."""
         block, arch, index = graph.block, graph.block.arch, graph.block.index
         (state, P), values = self.rules.reads.pop(index), self.rules.values_mixed.pop(index)
-        heads, kinds = self.plain.queries_and_keys.pop(index), ("query", "key")
+        (q, k), kinds = self.plain.queries_and_keys.pop(index), ("query", "key")
         if has_formula(arch):
             with torch.no_grad():
                 return dict(zip(kinds, query_and_key(self.rules, block, state, P, values, G), strict=True))
         if arch.kernel == "uniform":
             return {}
         largest = G.log.amax().clamp(min=LOWEST)
-        sizes = uncancelled(arch, graph.weights.attention, *heads, values, G.at(largest.expand_as(G.log)))
+        sizes = uncancelled(arch, graph.weights.attention, q, k, values, G.at(largest.expand_as(G.log)))
         least = {kind: size + largest + RESOLVED for kind, size in zip(kinds, sizes, strict=True)}
         return {kind: logs[kind].masked_fill(logs[kind] < least[kind], torch.nan) for kind in kinds}
 

@@ -20,7 +20,8 @@ from rankscope.forecasts.gradients import GradientProfile, gradients
 from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
-from rankscope.lab import Batch, Model
+from rankscope.forecasts.readings import IN_BLOCKS
+from rankscope.lab import Model
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.results import Table
@@ -28,8 +29,8 @@ from rankscope.shapes import Float
 
 SAMPLES = 2  # Samples of a batch that are followed: each costs two forward and backward passes of its own
 MOST = 32  # Layers of a line of a table, at most
-KINDS = ("query", "key", "value", "output", "mlp")
-COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient", *KINDS)
+COLUMNS = ("layer", "residual", "residual_theory", "separation", "entropy", "phase", "boundary", "gradient",
+           *IN_BLOCKS)  # fmt: skip
 
 SCHEMA = {name: {"layer": pl.Int64, "phase": pl.String}.get(name, pl.Float64) for name in COLUMNS}
 
@@ -75,7 +76,9 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         except ArchitectureError as error:
             notes.append(f"phases have no closed form here: {error}")
         try:
-            profile_of_gradients = gradients(net, X, _cotangent(model, plan, batch))
+            Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()  # after the last norm
+            (cotangent,) = torch.autograd.grad(plan.task.loss(model.logits(Y, batch.padding), batch), Y)
+            profile_of_gradients = gradients(net, X, cotangent.double())
             columns |= _gradient_columns(profile_of_gradients)
             measured = profile_of_gradients.exponents()
             exponents |= {"angle": measured.angle, "gradient": measured.gradient}
@@ -110,14 +113,6 @@ def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[flo
     return logs + [math.nan] * (net.arch.layers + 1 - len(logs))
 
 
-def _cotangent(model: Model, plan: Plan, batch: Batch) -> Tensor:
-    """The gradient of the task's loss at the output of the network, after its last norm."""
-    Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()
-    loss = plan.task.loss(model.logits(Y, batch.padding), batch)
-    (gradient,) = torch.autograd.grad(loss, Y)
-    return gradient.double()
-
-
 def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
     """Logs of gradients and of the separation of tokens, NaN where rounding decided."""
 
@@ -125,7 +120,7 @@ def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
         values: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
         return values
 
-    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in KINDS if kind in profile.weights}
+    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in IN_BLOCKS if kind in profile.weights}
     return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}
 
 

@@ -20,10 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from rankscope.errors import LabError, WatchError, require
-from rankscope.forecasts.layers import KINDS, filled_table
+from rankscope.forecasts.layers import filled_table
 from rankscope.forecasts.live_passes import LiveBatch, LivePass, LossOfBatch, NarrowingNoticed, in_dtype, passed
+from rankscope.forecasts.plan import DescribedPlan
 from rankscope.forecasts.readings import (
     HIGHEST,
+    IN_BLOCKS,
     LOWEST,
     SAMPLES,
     WeightKinds,
@@ -54,64 +56,17 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class LivePlan:
-    """A training of a person's own module that has not begun.
-
-    Args:
-        name: The module's class.
-        recipe: Steps, learning rate and batch of its training.
-        layers: Its blocks, as they are called.
-        width: Of its tokens; None where it is not known.
-        heads: Of its attention; None where it is not known.
-        seed: What the drift is drawn from.
-    """
-
-    name: str
-    recipe: Recipe
-    layers: int
-    width: int | None
-    heads: int | None
-    seed: int
-
-    @property
-    def task_name(self) -> str:
-        """What is learnt, in words."""
-        return "its own loss"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings by which this module is compared with trained designs, by name; unknown ones are left out."""
-        told = {"layers": self.layers, "width": self.width, "heads": self.heads, "steps": self.recipe.steps,
-                "rate": self.recipe.lr, "batch": self.recipe.batch}  # fmt: skip
-        return {name: value for name, value in told.items() if value is not None}
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """Name and sizes of the network, for JSON."""
-        return {"module": self.name, "layers": self.layers, "width": self.width, "heads": self.heads}
-
-
-@dataclass(frozen=True)
 class TokenCurves:
-    """What a watch read of the first samples, by layer.
+    """What a watch read of the first samples, by layer."""
 
-    Args:
-        residual: log10 of the relative residual, `[sample, layer]`; where rounding decided it, that is below.
-        marked: Where rounding decided it.
-        entropy: `[sample, layer, head]`, NaN at layer 0 and in layers that do not attend; None where it is not known.
-        samples: How many the batch has.
-        padded: Whether some of its tokens are padding.
-        arithmetic: What the module computed in.
-        layout: Whether blocks take the batch first or the token first; None where nothing showed it.
-    """
-
-    residual: Tensor
-    marked: Tensor
+    residual: Tensor  # log10 of the relative residual, `[sample, layer]`; where rounding decided it, that is below
+    marked: Tensor  # Where rounding decided it
     entropy: Tensor | None
-    samples: int
-    padded: bool
-    arithmetic: str
-    layout: str | None
+    """`[sample, layer, head]`, NaN at layer 0 and in layers that do not attend; None where it is not known."""
+    samples: int  # How many the batch has
+    padded: bool  # Whether some of its tokens are padding
+    arithmetic: str  # What the module computed in
+    layout: str | None  # Whether blocks take the batch first or the token first; None where nothing showed it
 
     @property
     def attends(self) -> list[int]:
@@ -123,17 +78,16 @@ class TokenCurves:
 
 def read_module(
     model: nn.Module, inputs: Any, loss: LossOfBatch | None, recipe: Recipe, seed: int = 0, blocks: Blocks | None = None
-) -> tuple[LivePlan, dict[str, float], pl.DataFrame, list[str]]:
+) -> tuple[DescribedPlan, dict[str, float], pl.DataFrame, list[str]]:
     """Read everything that can be read off a module, and leave the module as it was, bit for bit.
 
     Args:
         model: Any torch module with a stack of blocks, at its initialisation.
-        inputs: Two batches, each a tensor, a tuple of positional arguments or a dictionary of arguments by name;
-            entries that the module's forward does not name are for the loss alone.
-        loss: Takes what the module returns and the batch, and gives a tensor of one number; None to take `.loss`.
+        inputs: Two batches, as `forecast` takes them, and so are loss and blocks.
+        loss: Gives the loss of an output; None to take `.loss`.
         recipe: Steps and the largest learning rate of the training that is asked about.
         seed: What the drift is drawn from.
-        blocks: The stack of blocks where it is not found by itself, as in `watch`.
+        blocks: The stack of blocks where it is not found by itself.
 
     Returns:
         The module and its training; every reading that is known, by name, as the predictor takes them; the table of a
@@ -150,22 +104,22 @@ def read_module(
         raise LabError(f"loss must be a function of output and batch; got a {type(loss).__name__}", subject="loss")
     sentence = f"{type(model).__name__} has no weights to train: none requires a gradient"
     require(trained_weights(model), sentence, LabError, "model")
-    half = any(weight.dtype in HALF for weight in model.parameters())
-    reader = ModuleReader(model, batches, loss, recipe, blocks, half)
-    with in_dtype(model, torch.float32 if half else None):
+    dtype = torch.float32 if any(weight.dtype in HALF for weight in model.parameters()) else None
+    reader = ModuleReader(model, batches, loss, recipe, blocks, dtype)
+    with in_dtype(model, dtype):
         with preserved_training_state(model), torch.enable_grad():
             curves, start = reader.start()
             table = reader.table(curves)
         drift = drifted(model, recipe.lr * math.sqrt(recipe.steps), seed)
         with drift, preserved_training_state(model), torch.enable_grad():
             later = reader.look(reader.watched())
-    if half:
+    if dtype is not None:
         reader.note("half-precision weights were read in float32")
     point = start | {f"drift_{name}": value for name, value in later.items()} | reader.architecture_numbers(curves)
     heads = None if curves.entropy is None else curves.entropy.shape[2]
-    named, layers = type(model).__name__, curves.residual.shape[1] - 1
-    plan = LivePlan(named, replace(recipe, batch=curves.samples), layers, reader.width, heads, seed)
-    return plan, point, table, reader.notes
+    layers = curves.residual.shape[1] - 1
+    described = {"module": type(model).__name__, "layers": layers, "width": reader.width, "heads": heads}
+    return DescribedPlan(described, replace(recipe, batch=curves.samples), seed), point, table, reader.notes
 
 
 def _whole(model: nn.Module) -> nn.Module:
@@ -190,31 +144,31 @@ def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
         )
         raise LabError(f"inputs must be a list of two batches; got {came}", subject="inputs")
     batches = [LiveBatch.of(batch, model) for batch in inputs]
+    first, second = (batch.tensors for batch in batches)
+    same = len(first) == len(second) and all(map(torch.equal, first, second))
     sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
-    require(not batches[0].same_as(batches[1]), sentence, LabError, "inputs")
+    require(not same, sentence, LabError, "inputs")
     return batches
 
 
+@dataclass
 class ModuleReader:
     """Takes readings of a module as it is now: called before the drift, and within it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Sequence[LiveBatch],
-        loss: LossOfBatch | None,
-        recipe: Recipe,
-        blocks: Blocks | None,
-        half: bool,
-    ) -> None:
-        self.model, self.batches, self.loss, self.recipe = model, batches, loss, recipe
-        self.blocks, self.dtype = blocks, torch.float32 if half else None
-        self.plan = make_plan(model, METRICS[:1], blocks=blocks)
-        self.given_weights = trained_weights(model)
+    model: nn.Module
+    batches: Sequence[LiveBatch]
+    loss: LossOfBatch | None
+    recipe: Recipe
+    blocks: Blocks | None
+    dtype: torch.dtype | None  # What half precision is read in; None of a module that has its own
+
+    def __post_init__(self) -> None:
+        self.plan = make_plan(self.model, METRICS[:1], blocks=self.blocks)
+        self.given_weights = trained_weights(self.model)
         self.kinds: WeightKinds = {}
         self.width: int | None = None
         self.notes: list[str] = []
-        if names := sorted({name for batch in batches for name in batch.for_loss}):
+        if names := sorted({name for batch in self.batches for name in batch.for_loss}):
             self.note(f"the loss alone was given {', '.join(names)}: the module's forward does not take it")
 
     @property
@@ -441,10 +395,10 @@ class ModuleReader:
             for (layer, metric, _), parts in token_gradients(made.loss, {"": tokens})[""].parts.items()
             if metric == GRADIENT_METRIC and layer is not None
         }
-        at_tokens = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}
-        columns["gradient"] = [at_tokens.get(layer, math.nan) for layer in range(layers)]
+        finite = {layer: log for layer, log in at_tokens.items() if math.isfinite(log)}
+        columns["gradient"] = [finite.get(layer, math.nan) for layer in range(layers)]
         if len(set(map(id, self.plan.blocks))) == layers - 1:
-            for kind in KINDS:
+            for kind in IN_BLOCKS:
                 parts = [part for part in self.kinds[kind] or () if self.weights[part.name].ndim > 1]
                 logs = {k: log for k, log in norms_by_layer(gradient, parts).items() if LOWEST < log < HIGHEST}
                 columns[kind] = [logs.get(layer, math.nan) for layer in range(layers)]

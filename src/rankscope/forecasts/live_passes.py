@@ -33,19 +33,13 @@ NO_SYMBOLS = ("label", "target", "mask", "type", "pos")  # In names of integers 
 
 @dataclass(frozen=True)
 class LiveBatch:
-    """A batch as it was given, and the arguments that the module is called with.
+    """A batch as it was given, and the arguments that the module is called with."""
 
-    Args:
-        given: What the loss gets.
-        args: Positional arguments.
-        kwargs: Arguments by name.
-        for_loss: Names of entries that the module's forward does not take: they are for the loss alone.
-    """
-
-    given: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    given: Any  # What the loss gets
+    args: tuple[Any, ...]  # Positional arguments
+    kwargs: Mapping[str, Any]  # Arguments by name
     for_loss: tuple[str, ...] = ()
+    """Names of entries that the module's forward does not take: they are for the loss alone."""
 
     @classmethod
     def of(cls, batch: Any, model: nn.Module) -> "LiveBatch":
@@ -70,13 +64,10 @@ class LiveBatch:
             for_loss = tuple(name for name in kwargs if name not in taken)
         return cls(batch, args, {name: kwargs[name] for name in kwargs if name not in for_loss}, for_loss)
 
-    def same_as(self, other: "LiveBatch") -> bool:
-        """True if both have the same tensors for the module."""
-        mine, others = ([x for x in (*batch.args, *batch.kwargs.values()) if isinstance(x, Tensor)]
-                        for batch in (self, other))  # fmt: skip
-        return len(mine) == len(others) and all(
-            a.shape == b.shape and torch.equal(a, b) for a, b in zip(mine, others, strict=True)
-        )
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors for the module, in their order."""
+        return [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
 
     def called(self, model: nn.Module, dtype: torch.dtype | None = None) -> Any:
         """What the model returns of it, floating tensors in another dtype if one is named.
@@ -113,23 +104,15 @@ class LiveBatch:
 
 @dataclass
 class LivePass:
-    """One call of the module with a batch, with its graph.
+    """One call of the module with a batch, with its graph."""
 
-    Args:
-        loss: What the loss gave.
-        logits: `[sample, token, class]` or `[sample, class]`; None where they are not known.
-        labelled: Which rows of the logits, flat, have a label.
-        labels: Those labels.
-        head: The module that gave the logits; None if none gave them as they are.
-        head_input: What the head took, `[sample, token, width]`; None if it is not that.
-    """
-
-    loss: Tensor
-    logits: Tensor | None = None
+    loss: Tensor  # What the loss gave
+    logits: Tensor | None = None  # `[sample, token, class]` or `[sample, class]`; None where they are not known
     labelled: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    head: nn.Module | None = None
-    head_input: Tensor | None = None
+    """Which rows of the logits, flat, have a label."""
+    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # Those labels
+    head: nn.Module | None = None  # The module that gave the logits; None if none gave them as they are
+    head_input: Tensor | None = None  # What the head took, `[sample, token, width]`; None if it is not that
 
     @property
     def rows(self) -> Tensor:
@@ -144,13 +127,8 @@ class LivePass:
 
 
 def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: torch.dtype | None = None) -> LivePass:
-    """Call the module with a batch, and find its logits.
-
-    Args:
-        model: The module, in a context that leaves it as it was.
-        batch: What it is called with.
-        loss: Gives the loss; None to take that of the output, `.loss`.
-        dtype: Of floating inputs; None for their own.
+    """Call the module, in a context that leaves it as it was, with a batch, and find its logits. `loss` gives the loss,
+    None to take that of the output, `.loss`; `dtype` is that of floating inputs, None for their own.
 
     Raises:
         LabError: The module cannot be called so, or has no loss.

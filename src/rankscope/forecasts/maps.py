@@ -22,23 +22,14 @@ Change = Callable[[Plan, float], Plan]
 
 @dataclass(frozen=True)
 class MapAxis:
-    """A number of a design that a map varies.
+    """A number of a design that a map varies."""
 
-    Args:
-        title: What it is, in words.
-        low: The first value.
-        high: The last value.
-        change: Gives the plan with that value.
-        in_logs: Whether values are evenly spread in their logs.
-        whole: Whether values are whole numbers.
-    """
-
-    title: str
-    low: float
-    high: float
-    change: Change
-    in_logs: bool = False
-    whole: bool = False
+    title: str  # What it is, in words
+    low: float  # The first value
+    high: float  # The last value
+    change: Change  # Gives the plan with that value
+    in_logs: bool = False  # Whether values are evenly spread in their logs
+    whole: bool = False  # Whether values are whole numbers
 
     def values(self, count: int) -> list[float]:
         """Values from the first to the last, `count` of them; fewer where whole numbers coincide."""

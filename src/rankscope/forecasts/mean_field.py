@@ -61,15 +61,10 @@ FLOOR = 1e-7
 
 @dataclass(frozen=True)
 class Moments:
-    """The second moments of tokens after a layer, in theory.
+    """The second moments of tokens after a layer, in theory."""
 
-    Args:
-        layer: The number of the layer; 0 is the input.
-        covariance: C of each sample.
-    """
-
-    layer: int
-    covariance: Covariance
+    layer: int  # The number of the layer; 0 is the input
+    covariance: Covariance  # C of each sample
 
     @property
     def q(self) -> float:
@@ -182,7 +177,9 @@ class MeanField(Plain):
         """Draw what a linear map of tokens may be, at every head."""
         shape = (self.draws * len(C), weight.shape[1], C.shape[-1], weight.shape[2])
         noise = torch.randn(shape, generator=self.generator, dtype=C.dtype, device=C.device)
-        numbers = _repeated(_root(gain_of(weight) * C), self.draws)[:, None] @ noise
+        values, vectors = torch.linalg.eigh(gain_of(weight) * C)  # eigenvalues that rounding made negative are zero
+        root = vectors * values.clamp(min=0.0).sqrt()[..., None, :]
+        numbers = _repeated(root, self.draws)[:, None] @ noise
         return numbers if bias is None else numbers + bias.to(C)[:, None]
 
     def values(self, block: Block, C: Covariance) -> Covariance:
@@ -318,9 +315,3 @@ def through(linear: Linear, C: Covariance) -> Covariance:
 def _repeated(x: Tensor, draws: int) -> Tensor:
     """Samples repeated, all draws of the first one first; what is the same for all samples stays."""
     return x if len(x) == 1 and x.ndim == 4 else x.repeat_interleave(draws, 0)
-
-
-def _root(C: Covariance) -> Covariance:
-    """A matrix R with `R R^T = C`; eigenvalues that rounding made negative are zero."""
-    values, vectors = torch.linalg.eigh(C)
-    return vectors * values.clamp(min=0.0).sqrt()[..., None, :]

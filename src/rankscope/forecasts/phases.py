@@ -44,34 +44,24 @@ RANK, ENTROPY, NEITHER = "rank collapse", "entropy collapse", "neither"
 
 @dataclass(frozen=True)
 class Phase:
-    """What theory says of one layer, for many tokens.
+    """What theory says of one layer, for many tokens."""
 
-    Args:
-        layer: The number of the layer, from 1.
-        q: The mean square of an entry of a token, after the layer.
-        p: The mean product of the same entry of two tokens, after the layer.
-        beta: The standard deviation of scores of tokens of mean square 1, over `sqrt(ln n)`.
-        critical: beta_c, the boundary, for the tokens that attention reads.
-        participation: `Y_2`, the sum of squares of a row of attention.
-        angle_exponent: The log of what the layer multiplies `1 - p / q` by, of tokens that are almost alike.
-        gradient_exponent: The log of what the layer multiplies the mean square of gradients at tokens by, as far as
-            they differ from token to token.
-        shared_exponent: The same of the mean of gradients over tokens. Attention keeps all of it, so that it outgrows
-            what differs: see `log_gradient`.
-        query_gradient: The mean square of the gradient of `<attention(X), R> / sqrt(n)`, R of normal entries, at an
-            entry of the weights of queries.
-    """
-
-    layer: int
-    q: float
-    p: float
-    beta: float
-    critical: float
-    participation: float
-    angle_exponent: float
+    layer: int  # The number of the layer, from 1
+    q: float  # The mean square of an entry of a token, after the layer
+    p: float  # The mean product of the same entry of two tokens, after the layer
+    beta: float  # The standard deviation of scores of tokens of mean square 1, over `sqrt(ln n)`
+    critical: float  # beta_c, the boundary, for the tokens that attention reads
+    participation: float  # `Y_2`, the sum of squares of a row of attention
+    angle_exponent: float  # The log of what the layer multiplies `1 - p / q` by, of tokens that are almost alike
     gradient_exponent: float
+    """The log of what the layer multiplies the mean square of gradients at tokens by, as far as they differ from token
+    to token."""
     shared_exponent: float
+    """The same of the mean of gradients over tokens. Attention keeps all of it, so that it outgrows what differs: see
+    `log_gradient`."""
     query_gradient: float
+    """The mean square of the gradient of `<attention(X), R> / sqrt(n)`, R of normal entries, at an entry of the weights
+    of queries."""
 
     @property
     def cosine(self) -> float:
@@ -124,11 +114,7 @@ def giorlandino(net: Transformer, q: float, p: float, tokens: int) -> Iterator[P
 
 def log_gradient(phases: Iterable[Phase], tokens: int) -> float:
     """Return the log of the mean square of gradients at tokens before some layers, over that after them, for a loss
-    whose gradients at the last tokens are independent: their mean then has a share of 1 / n.
-
-    Args:
-        phases: The phases of these layers.
-        tokens: n, the number of tokens.
+    whose gradients at the last tokens are independent: their mean then has a share of 1 / n, n the number of tokens.
     """
     gradient, shared = np.sum([[phase.gradient_exponent, phase.shared_exponent] for phase in phases], 0)
     return float(np.logaddexp(gradient + math.log(1 - 1 / tokens), shared - math.log(tokens)))
@@ -136,19 +122,13 @@ def log_gradient(phases: Iterable[Phase], tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Exchangeable:
-    """The second moments of exchangeable tokens, and of small changes of them.
+    """The second moments of exchangeable tokens, and of small changes of them."""
 
-    Args:
-        q: The mean square of an entry.
-        p: The mean product of the same entry of two tokens.
-        changes: What small changes at the start of the layer are multiplied by, in mean square: of two tokens that
-            are almost alike; of all tokens, independent of each other; of all tokens alike. Gradients go back by the
-            same factors.
-    """
-
-    q: float
-    p: float
+    q: float  # The mean square of an entry
+    p: float  # The mean product of the same entry of two tokens
     changes: Any
+    """What small changes at the start of the layer are multiplied by, in mean square: of two tokens that are almost
+    alike; of all tokens, independent of each other; of all tokens alike. Gradients go back by the same factors."""
 
     def __mul__(self, factor: float) -> "Exchangeable":
         return Exchangeable(self.q * factor, self.p * factor, self.changes * factor)

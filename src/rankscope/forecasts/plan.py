@@ -3,6 +3,7 @@
 `changes` lists changed plans that may let the network train, which `forecast.py` forecasts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,25 +25,16 @@ FORMS = ("kernel", "mask", "positions", "mlp", "activation", "experts", "norm", 
 
 @dataclass(frozen=True)
 class Plan:
-    """A network, what it is to learn, and how.
+    """A network, what it is to learn, and how."""
 
-    Args:
-        arch: The network.
-        task: What it learns.
-        recipe: Steps, learning rate and batch of its training.
-        initialisation: How its weights are drawn.
-        remedies: Put onto it.
-        net: The network itself, where its weights are given; nothing is drawn then but embedding and head.
-        seed: What weights are drawn from.
-    """
-
-    arch: Architecture
-    task: Task
-    recipe: Recipe = field(default_factory=lambda: Recipe(steps=300))
-    initialisation: Initialisation = field(default_factory=Initialisation)
-    remedies: Sequence[str | Remedy] = ()
+    arch: Architecture  # The network
+    task: Task  # What it learns
+    recipe: Recipe = field(default_factory=lambda: Recipe(steps=300))  # Steps, learning rate and batch of its training
+    initialisation: Initialisation = field(default_factory=Initialisation)  # How its weights are drawn
+    remedies: Sequence[str | Remedy] = ()  # Put onto it
     net: Transformer | None = None
-    seed: int = 0
+    """The network itself, where its weights are given; nothing is drawn then but embedding and head."""
+    seed: int = 0  # What weights are drawn from
 
     @property
     def layers(self) -> int:
@@ -106,35 +98,37 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class SavedPlan:
-    """What a forecast that was read from a folder knows of its network and training: no weights, and no task.
-
-    Args:
-        description: The network as its fields.
-        task_name: What is learnt, by name.
-        recipe: Steps, learning rate and batch of its training.
-        seed: What weights were drawn from.
-        verdict: What is expected, in sentences.
-        learnt_below: The final loss below which the network has learnt something; NaN where that is not known.
-    """
+class DescribedPlan:
+    """A training that is known by a description alone, without an architecture to change and a task to ask: of a
+    person's own module, or of a forecast that was read from a folder."""
 
     description: dict[str, Any]
-    task_name: str
-    recipe: Recipe
-    seed: int
-    verdict: tuple[str, ...]
-    learnt_below: float
+    """The network as its fields; the class of a module and its sizes, None where one is not known."""
+    recipe: Recipe  # Steps, learning rate and batch of its training
+    seed: int  # What weights, or the drift of a module's, are drawn from
+    task_name: str = "its own loss"  # What is learnt, by name or in words
+    verdict: tuple[str, ...] = ()  # What is expected, in sentences, where the forecast was read from a folder
+    learnt_below: float = math.nan
+    """The final loss below which the network has learnt something; NaN where that is not known."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers the network has, or how many blocks are called."""
+        return int(self.description["layers"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by which a module is compared with trained designs, by name; unknown ones are left out."""
+        told = {name: self.description[name] for name in ("layers", "width", "heads")}
+        told |= {"steps": self.recipe.steps, "rate": self.recipe.lr, "batch": self.recipe.batch}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Architecture, list[str]]:
     """(The architecture changed to what the task needs, a sentence for each change).
 
-    A network that is asked for the next token gets a causal mask, and a table of positions gets a row for every token.
-
-    Args:
-        arch: The network.
-        task: What it is to learn.
-        tokens: Tokens of a sample.
+    A network that is asked for the next token gets a causal mask, and a table of positions gets a row for every one of
+    the `tokens` of a sample.
 
     Raises:
         ArchitectureError: The network reads a memory.

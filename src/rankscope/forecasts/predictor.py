@@ -96,33 +96,22 @@ NEAREST_SCHEMA = {"number": pl.Int64, "similarity": pl.Float64, "task": pl.Strin
 
 @dataclass(frozen=True)
 class Prediction:
-    """What trained networks say of another one.
+    """What trained networks say of another one."""
 
-    Args:
-        probability: That it learns.
-        place: Where its final loss is expected among designs of the same task: 0 the lowest, 1 the highest.
-        place_spread: The standard deviation of the place, as far as trained networks tell.
-        similarity: That to the nearest trained network; 1 is the same point.
-        unfamiliar: What is unlike all trained networks: names of entries beyond what any of them had, and
-            "similarity" where the whole point is far from each of them.
-        nearest: number · similarity · task · loss · learns of the trained networks that are most similar.
-        known: How many of the predictor's entries were known.
-        entries: How many the predictor looks at.
-        share_right: Of trained networks, the share of which it is told right whether they learn, each by the others
-            and by the known entries alone.
-        share_frequent: The share that would be right if the more frequent outcome were said of each.
-    """
-
-    probability: float
-    place: float
-    place_spread: float
-    similarity: float
+    probability: float  # That it learns
+    place: float  # Where its final loss is expected among designs of the same task: 0 the lowest, 1 the highest
+    place_spread: float  # The standard deviation of the place, as far as trained networks tell
+    similarity: float  # That to the nearest trained network; 1 is the same point
     unfamiliar: tuple[str, ...]
-    nearest: pl.DataFrame
-    known: int
-    entries: int
+    """What is unlike all trained networks: names of entries beyond what any of them had, and "similarity" where the
+    whole point is far from each of them."""
+    nearest: pl.DataFrame  # number · similarity · task · loss · learns of the trained networks that are most similar
+    known: int  # How many of the predictor's entries were known
+    entries: int  # How many the predictor looks at
     share_right: float
-    share_frequent: float
+    """Of trained networks, the share of which it is told right whether they learn, each by the others and by the known
+    entries alone."""
+    share_frequent: float  # The share that would be right if the more frequent outcome were said of each
 
 
 @dataclass(frozen=True)
@@ -372,12 +361,8 @@ class Predictor:
 
 def _likeliest(values: Any, y: Any) -> Outcome:
     """The outcome whose marginal likelihood is largest: with noise `t` times the amplitude a, the likeliest a is
-    `mean(y^2 / (values + t))`, and what is left is to find t.
-
-    Args:
-        values: Eigenvalues of k(X, X).
-        y: What came of the networks, in the basis of the eigenvectors.
-    """
+    `mean(y^2 / (values + t))`, and what is left is to find t. `values` are the eigenvalues of k(X, X), and y is what
+    came of the networks, in the basis of the eigenvectors."""
 
     def amplitude(log: float) -> float:
         return float(np.mean(y**2 / (values + math.exp(log))))

@@ -45,8 +45,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankscope.lab import Batch, Model, Recipe, Task
-from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.lab import UNLABELLED, Batch, Model, Recipe, Task, eval_mode
 from rankscope.nets import Architecture
 from rankscope.profiles import measure
 
@@ -69,17 +68,12 @@ ABSENT = -40.0  # The reading of a part that a network has not
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Entries of one trained weight that belong together.
+    """Entries of one trained weight that belong together."""
 
-    Args:
-        name: The weight.
-        layer: The layer that it is in; None outside the blocks.
-        choose: Takes the entries, flat, out of a tensor of its shape: those of queries out of a fused matrix.
-    """
-
-    name: str
-    layer: int | None = None
+    name: str  # The weight
+    layer: int | None = None  # The layer that it is in; None outside the blocks
     choose: Callable[[Tensor], Tensor] = torch.flatten
+    """Takes the entries, flat, out of a tensor of its shape: those of queries out of a fused matrix."""
 
 
 WeightKinds = Mapping[str, Sequence[WeightPart] | None]
@@ -103,9 +97,7 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
     >>> -30 <= values["residual_last"] <= 0, -1 <= values["agreement_all"] <= 1
     (True, True)
     """
-    was_training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
         weights = trained_weights(model)
         values, logits = _look(model, recipe, batches, keep=True)
@@ -114,16 +106,11 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
         with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
             later, _ = _look(model, recipe, batches)
         return values | {f"drift_{name}": value for name, value in later.items()}
-    finally:
-        model.train(was_training)
 
 
 def architecture_numbers(arch: Architecture, lr: float) -> dict[str, float]:
-    """Numbers of a network and its training that are no readings, as the predictor takes them.
-
-    Args:
-        arch: The network.
-        lr: The largest learning rate.
+    """Numbers of a network and its training, `lr` its largest learning rate, that are no readings, as the predictor
+    takes them.
 
     >>> architecture_numbers(Architecture(layers=8, width=64, heads=4, norm_place="post"), 1e-3)["depth"]
     3.0
@@ -152,19 +139,17 @@ def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
     """Within this context every weight is moved by a normal number times the distance; then they are as before. Writing
     to `.data` leaves their version as it is: a graph that a person has made of them can still be differentiated."""
     draw = torch.Generator().manual_seed(seed)
-    kept = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    kept = [(weight, weight.detach().clone()) for weight in trained_weights(model).values()]
     try:
         with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if name in kept:
-                    noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64)
-                    weight.data.add_(distance * noise.to(weight))
+            for weight, _ in kept:
+                noise = torch.randn(weight.shape, generator=draw, dtype=torch.float64)
+                weight.data.add_(distance * noise.to(weight))
         yield
     finally:
         with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if name in kept:
-                    weight.data.copy_(kept[name])
+            for weight, before in kept:
+                weight.data.copy_(before)
 
 
 def _look(
@@ -198,13 +183,8 @@ def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:
 
 
 def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) -> dict[str, float]:
-    """start_loss · curvature · edge.
-
-    Args:
-        loss: That of the first batch, with a graph that can be differentiated twice.
-        weights: What is trained.
-        recipe: The learning rate is taken from it.
-    """
+    """start_loss · curvature · edge, of the loss of the first batch, with a graph that can be differentiated twice, and
+    what is trained; the learning rate is the recipe's."""
     gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
     present = [(g, w) for g, w in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
     slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
@@ -285,12 +265,7 @@ def norms_by_layer(gradient: Mapping[str, Tensor], parts: Sequence[WeightPart]) 
 
 
 def input_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """A number whose gradient is the input gradient.
-
-    Args:
-        logits: Of tokens that have a label, `[token, class]`.
-        labels: Their labels.
-    """
+    """A number whose gradient is the input gradient, of the logits `[token, class]` of tokens that have a label."""
     r = ((logits.softmax(-1) - F.one_hot(labels, logits.shape[-1]).to(logits)) / len(labels)).detach()
     return (logits * (r - r.mean(0))).sum()
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from rankscope.forecasts.live_module import LivePlan
-from rankscope.forecasts.plan import Plan
+from rankscope.forecasts.plan import DescribedPlan, Plan
 from rankscope.forecasts.predictor import Prediction, Predictor
 
 ALIKE = -2.0  # log10 of the relative residual below which tokens count as the same: they have 99% in common
@@ -32,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def sentences(
-    plan: Plan | LivePlan,
+    plan: Plan | DescribedPlan,
     table: pl.DataFrame,
     readings: dict[str, float],
     prediction: Prediction,
@@ -75,7 +74,7 @@ def place_of_100(place: float) -> int:
     return round(1 + 99 * place)
 
 
-def _chance(plan: Plan | LivePlan, prediction: Prediction, doubts: Sequence[str]) -> str:
+def _chance(plan: Plan | DescribedPlan, prediction: Prediction, doubts: Sequence[str]) -> str:
     recipe, doubt = plan.recipe, ""
     if doubts:
         more = ", among other reasons below" if len(doubts) > 1 else ""

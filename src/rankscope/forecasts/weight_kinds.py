@@ -27,12 +27,8 @@ def weight_kinds(
     model: nn.Module, blocks: Sequence[nn.Module], weights: Mapping[str, Tensor], head: nn.Module | None
 ) -> WeightKinds:
     """Every kind of `readings.py` with its weights, "all" and "blocks" among them; None of kinds that are not known.
-
-    Args:
-        model: The module.
-        blocks: Its blocks, in order; layers are counted from 1.
-        weights: What is trained, by name.
-        head: The module that gave the logits; None if none is known.
+    Blocks are in order, layers are counted from 1, `weights` are what is trained, by name, and the head is the module
+    that gave the logits, None if none is known.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
     >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)

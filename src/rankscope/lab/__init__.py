@@ -9,8 +9,7 @@ canonical network as a torch module, for a loop of one's own.
 """
 
 from rankscope.lab.model import Initialisation, Interface, Model, with_gains
-from rankscope.lab.module import Trainable
-from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
+from rankscope.lab.module import SigmaReparam, Trainable, eval_mode, reparametrise
 from rankscope.lab.steps import optimizer_step, release_memory
 from rankscope.lab.tasks import (
     TASKS,
@@ -26,13 +25,13 @@ from rankscope.lab.tasks import (
     Task,
     task,
 )
-from rankscope.lab.tasks.next_character import HELD_SHARE
-from rankscope.lab.tasks.sort_and_hull import POINTS, SORTED, FixedTask, attention_alone
+from rankscope.lab.tasks.fixed import POINTS, SORTED, FixedTask, attention_alone
+from rankscope.lab.tasks.sequences import HELD_SHARE
 from rankscope.lab.training import Recipe, TaskEvaluation, Training
 
 __all__ = [
     "Batch", "Copying", "Digits", "FixedTask", "HELD_SHARE", "Hull", "Induction", "Initialisation", "Interface",
     "Memorization", "Model", "NextCharacter", "POINTS", "Recipe", "SORTED", "SigmaReparam", "Sort", "TASKS", "Task",
-    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "attention_alone", "optimizer_step", "release_memory",
-    "reparametrise", "task", "with_gains",
+    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "attention_alone", "eval_mode", "optimizer_step",
+    "release_memory", "reparametrise", "task", "with_gains",
 ]  # fmt: skip

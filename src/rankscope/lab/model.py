@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.errors import ArchitectureError, LabError, require
-from rankscope.lab.module import Trainable
-from rankscope.lab.sigma_reparam import reparametrise
+from rankscope.lab.module import Trainable, reparametrise
 from rankscope.nets import Architecture, Dropout, Transformer
 from rankscope.remedies import Remedy
 from rankscope.shapes import Bool, Float
@@ -53,7 +52,7 @@ class Initialisation:
     """Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out."""
     dropout: float = 0.0  # The chance that an entry is zero in training (`nets/dropout.py`)
     sigma_reparam: str | None = None
-    """What the g of sigmaReparam starts from, "sigma" or "one" (`sigma_reparam.py`); None: without it."""
+    """What the g of sigmaReparam starts from, "sigma" or "one" (`module.py`); None: without it."""
     gains: tuple[tuple[str, float], ...] = ()
     """Factors of weights as drawn, by the end of their names: `(("attention.query.weight", 2.0),)`."""
 

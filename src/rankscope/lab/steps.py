@@ -13,6 +13,8 @@ step cannot be recorded, or its samples have another shape, it is made as usual.
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +26,15 @@ from rankscope.nets import Dropout
 WARM_STEPS = 3  # Steps before one is recorded: libraries set themselves up in the first
 
 
+@dataclass(eq=False)
 class CapturedStep:
-    """A training step that is replayed where it can be.
+    """A training step that is replayed where it can be."""
 
-    Args:
-        losses: Gives the loss of every network on its samples.
-        optimizer: Moves the parameters.
-        clip: Clips gradients.
-    """
+    losses: Callable[[Sequence[Batch]], Tensor]  # Gives the loss of every network on its samples
+    optimizer: torch.optim.Optimizer  # Moves the parameters
+    clip: Callable[[], None]  # Clips gradients
 
-    def __init__(
-        self, losses: Callable[[Sequence[Batch]], Tensor], optimizer: torch.optim.Optimizer, clip: Callable[[], None]
-    ) -> None:
-        self.losses, self.optimizer, self.clip = losses, optimizer, clip
+    def __post_init__(self) -> None:
         self.steps, self._stream = 0, torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.refusal: str | None = None
         """Why a step could not be recorded."""
@@ -151,26 +149,20 @@ class StackedLearner:
         plain = all(batch.padding is None for batch in batches) and all(drop is None for drop in drops)
         if self.refusal is None and plain:
             try:
-                return self._at_once(torch.stack([batch.inputs for batch in batches]))
+                inputs = torch.stack([batch.inputs for batch in batches])
+                return list(vmap(self._call)(self.stacked | self.buffers, inputs).unbind())
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise
                 self.refusal = str(error).splitlines()[0]
-        return self._one_by_one(batches, drops)
-
-    def _at_once(self, inputs: Tensor) -> list[Tensor]:
-        def call(tensors: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            logits: Tensor = functional_call(self.models[0], tensors, (inputs,))
-            return logits
-
-        return list(vmap(call)(self.stacked | self.buffers, inputs).unbind())
-
-    def _one_by_one(self, batches: Sequence[Batch], drops: Sequence[Dropout | None]) -> list[Tensor]:
         apart = {name: stack.unbind() for name, stack in (self.stacked | self.buffers).items()}
-        logits = []
-        for k, (batch, drop) in enumerate(zip(batches, drops, strict=True)):
-            tensors = {name: rows[k] for name, rows in apart.items()}
-            logits.append(functional_call(self.models[0], tensors, (batch.inputs, batch.padding, drop)))
+        return [
+            self._call({name: rows[k] for name, rows in apart.items()}, batch.inputs, batch.padding, drop)
+            for k, (batch, drop) in enumerate(zip(batches, drops, strict=True))
+        ]
+
+    def _call(self, tensors: dict[str, Tensor], *inputs: Any) -> Tensor:
+        logits: Tensor = functional_call(self.models[0], tensors, inputs)
         return logits
 
     def clip(self, max_norm: float) -> None:

@@ -9,7 +9,7 @@ moves the parameters (`steps.py`), and each monitor hears of its loss.
 
 import hashlib
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from rankscope.lab.model import Initialisation, Model
 from rankscope.lab.module import eval_mode
 from rankscope.lab.steps import CapturedStep, SingleLearner, StackedLearner, optimizer_step
 from rankscope.lab.tasks import Batch, Task
-from rankscope.lab.tasks.task import STEPS
+from rankscope.lab.tasks.base import STEPS
 from rankscope.live import Monitor
 from rankscope.live.monitor import AlarmSource
 from rankscope.nets import Architecture, Dropout, Transformer
@@ -144,8 +144,7 @@ class Training:
         self._key = self._description(dtype)
         self._monitor_states: list[dict[str, Any]] = []
         """What monitors remember of the steps made."""
-        if self.run is not None and (state := read_checkpoint(self.run, self._key, self.device)) is not None:
-            self._load(state)
+        self._resume()
 
     def __repr__(self) -> str:
         arch = self.models[0].net.arch
@@ -162,7 +161,9 @@ class Training:
                 model.train()
             try:
                 for step in range(self.steps, recipe.steps):
-                    self._set_lr(recipe.lr * recipe.lr_scale(step))
+                    lr = recipe.lr * recipe.lr_scale(step)
+                    for group in self.optimizer.param_groups:  # where steps are captured, a tensor that they read
+                        group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
                     losses = self._make_step(step, any(monitor.recording for monitor in monitors))
                     self.losses.append(losses)
                     for monitor, loss in zip(monitors, losses, strict=False):
@@ -222,16 +223,9 @@ class Training:
         lr = torch.tensor(self.recipe.lr, device=self.device)
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=True)
 
-    def _set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-
     def _make_step(self, step: int, show_gradients: bool) -> Tensor:
         """Losses of each seed before the step."""
-        batches = [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
+        batches = self._batches(step)
         if self.captured is not None:
             return self.captured(batches)
         p = self.initialisation.dropout
@@ -243,6 +237,9 @@ class Training:
                 self.learner.show_gradients()
 
         return optimizer_step(self._batch_losses(batches, drops), self.optimizer, clip)
+
+    def _batches(self, step: int) -> list[Batch]:
+        return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
 
     def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
         logits = self.learner.logits(batches, drops or [None] * len(batches))
@@ -285,16 +282,28 @@ class Training:
         with atomic(self.run / CHECKPOINT) as temporary:
             torch.save({**self._key, **state}, temporary)
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _resume(self) -> None:
+        """Go on from the checkpoint that the same training has left in its folder, if there is one."""
+        if self.run is None or not (self.run / CHECKPOINT).is_file():
+            return
+        state = torch.load(self.run / CHECKPOINT, map_location=self.device, weights_only=True)
+        if any(state.get(name) != value for name, value in self._key.items()):
+            return
         for model, tensors in zip(self.models, state["models"], strict=True):
             model.load_state_dict(tensors)  # in place: views of a stack stay such
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self._monitor_states = int(state["step"]), state["monitors"]
 
     def _description(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What tells this training from others: it resumes from a checkpoint of the same."""
+        """What tells this training from others: it resumes from a checkpoint of the same. A long text of the task
+        goes in by its digest."""
+        told: dict[str, Any] = {"is": repr(self.task)}
+        if is_dataclass(self.task):
+            sizes = {field.name: getattr(self.task, field.name) for field in fields(self.task)}
+            told = {name: hashlib.sha256(size.encode()).hexdigest() if isinstance(size, str) else size
+                    for name, size in sizes.items()}  # fmt: skip
         return {
-            "task": {"name": self.task.name, **_task_fields(self.task)},
+            "task": {"name": self.task.name, **told},
             "architecture": self.models[0].net.arch.to_dict(),
             "recipe": asdict(replace(self.recipe, seed=0)),
             "initialisation": asdict(self.initialisation),
@@ -302,22 +311,3 @@ class Training:
             "dtype": str(dtype),
             **({} if self.make_model is Model else {"model": repr(self.make_model)}),
         }
-
-
-def read_checkpoint(folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu") -> dict[str, Any] | None:
-    """The checkpoint that a training of the same key has left in a folder; None where there is none."""
-    if not (folder / CHECKPOINT).is_file():
-        return None
-    state: dict[str, Any] = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
-    return state if all(state.get(name) == value for name, value in key.items()) else None
-
-
-def _task_fields(task: Task) -> dict[str, Any]:
-    """The fields of a task; a long text by its digest."""
-    if not is_dataclass(task):
-        return {"is": repr(task)}
-    sizes = {field.name: getattr(task, field.name) for field in fields(task)}
-    return {
-        name: hashlib.sha256(size.encode()).hexdigest() if isinstance(size, str) else size
-        for name, size in sizes.items()
-    }

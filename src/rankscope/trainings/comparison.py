@@ -33,27 +33,18 @@ class RunsLine(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunComparison(Result):
-    """One metric of several training runs at the steps that all have.
-
-    Args:
-        metric: The metric.
-        names: The runs, as they were named.
-        steps: The steps that all have.
-        lines: The loss, if all have it, and each layer that all have.
-        manifest: That of the first run.
-        notes: In what the runs differ otherwise.
-        chart: Their losses and the metric at the last layer, side by side; None where it was read from a folder.
-    """
+    """One metric of several training runs at the steps that all have."""
 
     kind = "comparison"
     schemas: ClassVar = {"comparison": COMPARED}
-    metric: str
-    names: tuple[str, ...]
-    steps: list[int]
-    lines: list[RunsLine]
-    manifest: Manifest = field(default_factory=Manifest)
-    notes: tuple[str, ...] = ()
+    metric: str  # The metric
+    names: tuple[str, ...]  # The runs, as they were named
+    steps: list[int]  # The steps that all have
+    lines: list[RunsLine]  # The loss, if all have it, and each layer that all have
+    manifest: Manifest = field(default_factory=Manifest)  # That of the first run
+    notes: tuple[str, ...] = ()  # In what the runs differ otherwise
     chart: Chart | None = None
+    """Their losses and the metric at the last layer, side by side; None where it was read from a folder."""
 
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:

@@ -37,21 +37,13 @@ class Spike(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A signal that left its band before a spike, at one place or at several at once.
+    """A signal that left its band before a spike, at one place or at several at once."""
 
-    Args:
-        signal: Its name.
-        place: Layers and heads, in words; empty for a number of the whole run.
-        lead: Steps before the spike.
-        rose: True if it rose, False if it fell.
-        chance: The largest adjusted chance of these places.
-    """
-
-    signal: str
-    place: str
-    lead: int
-    rose: bool
-    chance: float
+    signal: str  # Its name
+    place: str  # Layers and heads, in words; empty for a number of the whole run
+    lead: int  # Steps before the spike
+    rose: bool  # True if it rose, False if it fell
+    chance: float  # The largest adjusted chance of these places
 
 
 @dataclass(frozen=True, eq=False, repr=False)

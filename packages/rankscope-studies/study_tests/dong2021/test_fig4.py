@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope.lab import Hull, Memorization, Model
-from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.lab.tasks.base import UNLABELLED
 from rankscope.nets import Dropout, training_states
 from rankscope_studies import Setup, chosen, reproduce
 from rankscope_studies.dong2021 import fig4

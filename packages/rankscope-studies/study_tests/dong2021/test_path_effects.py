@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.lab import Model
-from rankscope.lab.tasks.task import UNLABELLED
+from rankscope.lab.tasks.base import UNLABELLED
 from rankscope.paths import Decomposition, all_paths
 from rankscope_studies.dong2021.fig4 import TaskPlan
 from rankscope_studies.dong2021.path_effects import drawn_path, draws, path_effects

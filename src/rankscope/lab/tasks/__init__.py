@@ -16,11 +16,9 @@ The last three are those of figure 4 of Dong et al. 2021. One of your own is a `
 from typing import Any
 
 from rankscope.errors import LabError, require_one_of
-from rankscope.lab.tasks.copying_and_induction import Copying, Induction
-from rankscope.lab.tasks.digits import Digits
-from rankscope.lab.tasks.next_character import NextCharacter
-from rankscope.lab.tasks.sort_and_hull import Hull, Memorization, Sort
-from rankscope.lab.tasks.task import UNLABELLED, Batch, Task
+from rankscope.lab.tasks.base import UNLABELLED, Batch, Task
+from rankscope.lab.tasks.fixed import Digits, Hull, Memorization, Sort
+from rankscope.lab.tasks.sequences import Copying, Induction, NextCharacter
 
 TASKS: dict[str, type[Task]] = {
     kind.name: kind for kind in (NextCharacter, Copying, Induction, Digits, Sort, Hull, Memorization)

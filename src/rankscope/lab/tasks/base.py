@@ -62,6 +62,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     says: ClassVar[str]  # What is predicted, in one line
+    context: int  # Tokens of a sample, where `architecture` is not the task's own
 
     @property
     @abstractmethod
@@ -76,9 +77,14 @@ class Task(ABC):
     def held_out(self, samples: int) -> Batch:
         """Samples to be asked about, always the same; of a task that is about memory, those learnt from."""
 
-    @abstractmethod
     def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """The network that it wants at a depth and width; `fields` are in place of its own."""
+        """The network that it wants at a depth and width; `fields` are in place of its own. If a task does not say
+        otherwise, a decoder as GPT-2 is: pre-norm, causal, with a table of positions and a last norm."""
+        usual: dict[str, Any] = {
+            "mask": "causal", "norm_place": "pre", "norm_eps": 1e-5, "final_norm": True, "positions": "absolute",
+        }  # fmt: skip
+        length = {} if "length" in fields else {"length": self.context}
+        return Architecture(layers=layers, width=width, heads=heads, **usual | length | fields)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the labels, in nats, on average."""
@@ -103,12 +109,3 @@ class Task(ABC):
         counts = torch.bincount(learnt[learnt != UNLABELLED], minlength=self.interface.classes) + 1.0
         logs = (counts / counts.sum()).log().expand(len(held), -1)
         return float(F.nll_loss(logs, held, ignore_index=UNLABELLED))
-
-
-def decoder(layers: int, width: int, heads: int, length: int, fields: dict[str, Any]) -> Architecture:
-    """As GPT-2 is: pre-norm, causal, with a table of positions and a last norm."""
-    usual: dict[str, Any] = {
-        "mask": "causal", "norm_place": "pre", "norm_eps": 1e-5, "final_norm": True,
-        "positions": "absolute", "length": length,
-    }  # fmt: skip
-    return Architecture(layers=layers, width=width, heads=heads, **usual | fields)

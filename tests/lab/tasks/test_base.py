@@ -18,7 +18,7 @@ from rankscope.lab import (
     Task,
     task,
 )
-from rankscope.lab.tasks.task import HELD_OUT, STEPS
+from rankscope.lab.tasks.base import HELD_OUT, STEPS
 from rankscope.nets import Transformer
 from tests.raising import raises
 

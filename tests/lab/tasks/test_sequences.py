@@ -1,8 +1,10 @@
-"""Copying and induction ask for what their names say."""
+"""Copying and induction ask for what their names say; the text that is held out is not learnt from."""
 
 from collections import Counter
 
-from rankscope.lab import UNLABELLED, Copying, Induction
+import torch
+
+from rankscope.lab import UNLABELLED, Copying, Induction, NextCharacter
 
 
 def test_what_is_copied_and_what_follows() -> None:
@@ -22,3 +24,11 @@ def test_what_is_copied_and_what_follows() -> None:
             seen[symbol] = place
         periods[len(seen)] += 1
     assert set(periods) == {2, 3, 4, 5, 6}
+
+
+def test_the_text_that_is_held_out_is_not_learnt_from() -> None:
+    given = NextCharacter(context=4, text="a" * 900 + "b" * 100)
+    assert given.batch(300, 0, 0).inputs.unique().tolist() == [0]
+    held = given.held_out(50)
+    assert held.inputs.unique().tolist() == [1] and torch.equal(held.inputs[:, 1:], held.labels[:, :-1])
+    assert len(NextCharacter().ids) > 100_000
