@@ -35,7 +35,7 @@ SHIPPED = {
     "alarms": "rankscope.live.monitor.alarm_rules:SHIPPED",
     "results": "rankscope.results.kinds:SHIPPED",
     "chapters": "rankscope.report.sections:SHIPPED",
-    "jobs": "rankscope.engine.jobs:SHIPPED",
+    "jobs": "rankscope.engine.spec:SHIPPED",
     "commands": "rankscope.cli.app:COMMANDS",
 }
 """By group, the object that holds what rankscope itself ships. pyproject.toml declares the same entry points, each

@@ -2,9 +2,8 @@
 
 from rankscope.engine.cell_selection import choice_in, profile_of
 from rankscope.engine.cluster import STUCK_AFTER, Cluster
-from rankscope.engine.jobs import CellJob
-from rankscope.engine.ray_corpus import measure_on_cluster
-from rankscope.engine.spec import Spec, read_spec, spec_of
+from rankscope.engine.shared_inputs import measure_on_cluster
+from rankscope.engine.spec import CellJob, Spec, read_spec, spec_of
 from rankscope.engine.sweep import Sweep, sweep
 
 __all__ = [

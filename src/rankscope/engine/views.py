@@ -15,9 +15,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.engine import factors
-from rankscope.errors import FileError, require_one_of
 from rankscope.figures import power
-from rankscope.runs import Manifest
 
 MOST_LEVELS, BINS = 9, 5  # a factor of more numbers than these levels has them gathered into bins of equal size
 WIDE = 2.0  # decades from which on the axis is logarithmic
@@ -153,40 +151,13 @@ class SweepView:
         return max(0.0, 1.0 - (within / free) / (total / (len(ranks) - 1)))
 
 
-def view_of(
-    rows: pl.DataFrame, cells: pl.DataFrame, manifest: Manifest, metric: str | None = None, where: str = "the tables"
-) -> SweepView:
-    """A metric of a sweep; the first that was asked for where none is named.
-
-    Args:
-        rows: The table `sweep`.
-        cells: The table `cells`.
-        manifest: That of the sweep.
-        metric: The metric.
-        where: The folder, for errors.
-    """
-    varied = manifest.more.get("varied")
-    missing = NEEDED["sweep"] - set(rows.columns) | (NEEDED["cells"] | set(varied or ())) - set(cells.columns)
-    if missing or varied is None:
-        lacking = ", ".join(sorted(missing)) or "their manifest"
-        raise FileError(f"{where} must hold a sweep; its tables lack {lacking}: run `rankscope sweep` again")
-    metrics = metrics_of(manifest) or rows["metric"].unique().to_list()
-    name = metrics[0] if metric is None else metric
-    require_one_of(f"a metric of {where}", name, metrics, FileError, "metric")
-    means = (
-        rows.filter(metric=name)
-        .group_by("cell", "layer", maintain_order=True)
-        .agg(
-            pl.col("value").mean(),
-            pl.col("log10").mean(),
-            (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
-        )
+def view_of(rows: pl.DataFrame, cells: pl.DataFrame, metric: str, varied: list[str]) -> SweepView:
+    """A metric of a sweep, of its rows in the table `sweep`, the table `cells` and the factors that differ."""
+    means = rows.group_by("cell", "layer", maintain_order=True).agg(
+        pl.col("value").mean(),
+        pl.col("log10").mean(),
+        (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
     )
     last = means.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
     measured = cells.join(last, on="cell", how="inner").sort("cell")
-    return SweepView(name, [factor for factor in varied if measured[factor].n_unique() > 1], measured, means)
-
-
-def metrics_of(manifest: Manifest) -> list[str]:
-    """The metrics that a sweep was asked for, in that order."""
-    return list(manifest.more.get("asked", {}).get("metrics", []))
+    return SweepView(metric, [factor for factor in varied if measured[factor].n_unique() > 1], measured, means)
