@@ -1,6 +1,6 @@
 """`load`: a Hugging Face model as a canonical network, checked against the original.
 
-The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`, `quantisation`,
+The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`,
 or `canonical.on_shelf` for layers left in files), map it (`canonical`, with the family's file), check it
 (`parity`), and attach the origin. `named_network` and `read_saved` are the other ways to a network.
 """
@@ -20,7 +20,15 @@ from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Origin, Transformer, is_saved, usual_modes
 from rankscope.nets.storage import read
-from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
+from rankscope.sources.adapters import (
+    base_of,
+    dequantised,
+    is_adapter,
+    merged,
+    read_adapter,
+    read_dequantised,
+    unwrapped,
+)  # fmt: skip
 from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
 from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
@@ -30,7 +38,6 @@ from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.fresh import PRESETS, RandomOrigin, fresh, untrained
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity, check
-from rankscope.sources.quantisation import dequantised, read_dequantised
 
 
 @usual_modes()
