@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,22 +57,18 @@ class FileChecksums:
         return {"model": self._models[str(cell["model"])], "text": text}
 
 
-class SharedInputs:
+class SharedInputs(ExitStack):
     """Gives each cell a loader for its inputs, and prepares what several cells share when the first asks."""
 
     def __init__(self, folder: Path, checksums: FileChecksums, threads: int = 1) -> None:
+        super().__init__()
         for leftover in folder.glob(f"{PREFIX}*"):  # of a driver that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True)
+        shared = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True)
+        self._folder = Path(self.enter_context(shared))
         self.checksums, self.threads = checksums, threads
         self._loaders: dict[str, InputsLoader] = {}
         self._excerpts: dict[str, list[str]] = {}
-
-    def __enter__(self) -> "SharedInputs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
 
     def loader(self, cell: Cell) -> InputsLoader:
         """The loader of a cell's inputs. Random weights are drawn by the loader, in the worker; trained ones are loaded
@@ -96,7 +93,7 @@ class SharedInputs:
 
     def put(self, name: str, inputs: CellInputs) -> InputsLoader:
         """Store inputs in a file, which workers map into memory; the loader that is returned works in any process."""
-        path = Path(self._folder.name) / f"{name}.pt"
+        path = self._folder / f"{name}.pt"
         torch.save(inputs, path)
         return InputsLoader(name, partial(torch.load, path, mmap=True, weights_only=False))
 

@@ -64,7 +64,7 @@ def read_adapter(location: CheckpointLocation, family: str | Family | None) -> C
     with clear_errors(location):
         config = PeftConfig.from_pretrained(location.path_or_id)
         class_name = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
-    checkpoint = read_dequantised(base, family, class_name)
+    checkpoint = read_plain(base, family, class_name)
     with quiet(), clear_errors(location):
         path = location.path_or_id
         adapted: Any = PeftModel.from_pretrained(checkpoint.model, path, autocast_adapter_dtype=False)
@@ -141,9 +141,7 @@ def _without(part: Any) -> tuple[nn.Module, list[str]]:
     return part.get_base_layer(), [name for name in active if name in part.merged_adapters]
 
 
-def read_dequantised(
-    location: CheckpointLocation, family: str | Family | None, class_name: str | None = None
-) -> Checkpoint:
+def read_plain(location: CheckpointLocation, family: str | Family | None, class_name: str | None = None) -> Checkpoint:
     """Read a model (`checkpoint.read`) and dequantise its weights if they are quantised."""
     checkpoint = read(location, family, class_name)
     model, notes = dequantised(checkpoint.model)

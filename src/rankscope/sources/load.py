@@ -20,15 +20,7 @@ from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Origin, Transformer, is_saved, usual_modes
 from rankscope.nets.storage import read
-from rankscope.sources.adapters import (
-    base_of,
-    dequantised,
-    is_adapter,
-    merged,
-    read_adapter,
-    read_dequantised,
-    unwrapped,
-)  # fmt: skip
+from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
 from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
 from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
@@ -121,7 +113,7 @@ def load(
             checkpoint = read_adapter(location, family)
         else:
             shelf = on_shelf(location, family, stream)
-            checkpoint = read_dequantised(location, family) if shelf is None else shelf.checkpoint
+            checkpoint = read_plain(location, family) if shelf is None else shelf.checkpoint
 
         def find() -> Any:
             own_tokenizer = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()
