@@ -39,7 +39,7 @@ class Llama(Family):
         "head_width": lambda config: getattr(config, "head_dim", None) or usual_head_width(config),
         "query_norm": lambda config: config.model_type.startswith("qwen3"),
     }  # fmt: skip
-    further: ClassVar = (rotary,)
+    further: ClassVar[Any] = (rotary,)
 
     def architecture(self, config: Any) -> Architecture:
         """Of Ministral 3 as far as queries do not grow."""
@@ -94,7 +94,7 @@ class Phi3(Llama):
     fused: ClassVar = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
     parts: ClassVar = without(Llama.parts, *fused) | {"mlp.gate, mlp.up": "mlp.gate_up_proj"}
     reads: ClassVar = {**Llama.reads, "mask": sliding}
-    further: ClassVar = (partly_rotary,)
+    further = (partly_rotary,)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Queries, then keys, then values: of each kind so many heads."""

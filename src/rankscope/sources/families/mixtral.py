@@ -81,7 +81,7 @@ class Qwen3Next(GainsFromOne, Mixtral):
         "attention.query | attention.gate": "self_attn.q_proj",
     }
     fixed: ClassVar = {**Mixtral.fixed, "mask": "causal", "query_norm": True, "head_gate": True}
-    further: ClassVar = (partly_rotary,)
+    further = (partly_rotary,)
 
     def architecture(self, config: Any) -> Architecture:
         """Refused where some layers are recurrent."""
