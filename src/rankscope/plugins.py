@@ -36,7 +36,7 @@ SHIPPED = {
     "instruments": "rankscope.live.monitor.monitor:SHIPPED",
     "results": "rankscope.results.kinds:SHIPPED",
     "chapters": "rankscope.report.sections:SHIPPED",
-    "jobs": "rankscope.engine.jobs:SHIPPED",
+    "jobs": "rankscope.engine.spec:SHIPPED",
     "commands": "rankscope.cli.app:COMMANDS",
 }
 """By group, the object that holds what rankscope itself ships. pyproject.toml declares the same entry points, each

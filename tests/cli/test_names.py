@@ -12,7 +12,7 @@ from tests.cli.test_app import commands
 
 
 def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
-    from rankscope.cli import cut
+    from rankscope.cli import depth as cut
     from rankscope.depths.criteria import CRITERIA
     from rankscope.depths.cut import SEARCHES
     from rankscope.metrics import METRICS

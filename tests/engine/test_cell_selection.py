@@ -7,7 +7,7 @@ import pytest
 
 import rankscope
 from rankscope.engine import Sweep, choice_in, profile_of, spec_of
-from rankscope.engine.cell_selection import chosen_cells
+from rankscope.engine.views import chosen_cells
 from rankscope.errors import SweepError
 from rankscope.runs import Store, begun
 from tests.cli.running import answered

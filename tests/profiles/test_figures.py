@@ -9,7 +9,7 @@ import torch
 
 from rankscope.figures import power
 from rankscope.figures.description import Chart, Line
-from rankscope.figures.escaping import plain
+from rankscope.figures.text import plain
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, arithmetics_chart, cloud_chart, curves_chart, measure, spectrum_chart
 from rankscope.theory import certify

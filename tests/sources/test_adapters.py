@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rankscope.errors import SourceError
-from rankscope.sources import FAMILIES, lifted, load
-from rankscope.sources.batch_network import network_on_batch
+from rankscope.sources import FAMILIES, lifted, load, network_on_batch
 from tests.raising import raises
 from tests.sources.models import model_of
 

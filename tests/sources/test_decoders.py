@@ -11,8 +11,7 @@ from rankscope.errors import ArchitectureError, PathError, SourceError, TheoremE
 from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import measure
-from rankscope.sources import FAMILIES, lifted, load
-from rankscope.sources.batch_network import network_on_batch
+from rankscope.sources import FAMILIES, lifted, load, network_on_batch
 from rankscope.theory import certify, critical_skip, transverse_exponent
 from tests.raising import raises
 from tests.sources.models import DECODERS, model_of

@@ -127,7 +127,7 @@ def _write(folder: Path, result: "Forecast", told: dict[str, Any], plane: Any, a
     import json
 
     from rankscope.figures import plot, save
-    from rankscope.figures.escaping import plain
+    from rankscope.figures.text import plain
     from rankscope.files import write_text
     from rankscope.forecasts import AXES, map_chart
 

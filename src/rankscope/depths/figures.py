@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.figures import description as fig
-from rankscope.figures.escaping import TURNS
+from rankscope.figures.text import TURNS
 from rankscope.paths.figures import LABELLED
 
 if TYPE_CHECKING:

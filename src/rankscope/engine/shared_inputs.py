@@ -5,27 +5,35 @@ loaded once. On one machine they are in a file that workers map into memory; on 
 store, which brings them to each node once and whose memory all workers of a node share: `dump` pickles an object
 with the bytes of its tensors apart (pickle protocol 5, out-of-band buffers), and `ZeroCopyPickle.load` builds
 tensors over them. Random weights are drawn in the worker: that is quicker than sending them.
+
+`measure --text --on ray` shares a corpus' networks in the same way: it passes `measure_on_cluster` to
+`profiles.corpus.corpus_steps`, and the numbers are those of one process, exactly.
 """
 
 import io
+import itertools
+import os
 import pickle
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from rankscope.engine.cluster import Cluster
 from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
 from rankscope.engine.work import CellInputs, InputsLoader
 from rankscope.errors import RankscopeError, SourceError, SweepError, TokensError, require
+from rankscope.metrics import METRICS, chosen_metrics
 from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import BatchMeasurement, Profile
 from rankscope.runs import digest, files_of
 from rankscope.runs.store import checksum
 from rankscope.sources import is_drawn
@@ -49,22 +57,18 @@ class FileChecksums:
         return {"model": self._models[str(cell["model"])], "text": text}
 
 
-class SharedInputs:
+class SharedInputs(ExitStack):
     """Gives each cell a loader for its inputs, and prepares what several cells share when the first asks."""
 
     def __init__(self, folder: Path, checksums: FileChecksums, threads: int = 1) -> None:
+        super().__init__()
         for leftover in folder.glob(f"{PREFIX}*"):  # of a driver that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True)
+        shared = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True)
+        self._folder = Path(self.enter_context(shared))
         self.checksums, self.threads = checksums, threads
         self._loaders: dict[str, InputsLoader] = {}
         self._excerpts: dict[str, list[str]] = {}
-
-    def __enter__(self) -> "SharedInputs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
 
     def loader(self, cell: Cell) -> InputsLoader:
         """The loader of a cell's inputs. Random weights are drawn by the loader, in the worker; trained ones are loaded
@@ -89,7 +93,7 @@ class SharedInputs:
 
     def put(self, name: str, inputs: CellInputs) -> InputsLoader:
         """Store inputs in a file, which workers map into memory; the loader that is returned works in any process."""
-        path = Path(self._folder.name) / f"{name}.pt"
+        path = self._folder / f"{name}.pt"
         torch.save(inputs, path)
         return InputsLoader(name, partial(torch.load, path, mmap=True, weights_only=False))
 
@@ -163,7 +167,7 @@ def excerpts_for(cell: Cell) -> list[str]:
 
     samples, tokens = _count(cell, "samples"), _count(cell, "tokens")
     if "text" in cell:
-        first = list(islice(excerpts(str(cell["text"]), "auto", "text"), samples))
+        first = list(itertools.islice(excerpts(str(cell["text"]), "auto", "text"), samples))
     else:
         first = bundled_excerpts(tokens)[:samples]
     text = cell.get("text", "the bundled prose")
@@ -190,3 +194,36 @@ def _count(cell: Cell, factor: str) -> int:
     if type(value) is not int or value < 1:
         raise SweepError(f"{factor} must be a whole number, 1 or more; got {value!r}", subject=factor)
     return value
+
+
+def measure_on_cluster(
+    cluster: Cluster, batches: BatchMeasurement, chunks: Iterator[list[str]]
+) -> Iterator[tuple[list[str], Profile | None]]:
+    """Measure the batches of a corpus on a cluster; with a cluster, the `runner` of `profiles.corpus.corpus_steps`.
+
+    Free workers take the next chunk of texts; each comes back with its profile, in the order of the chunks. Weights,
+    embedding and tokenizer go to each node once.
+    """
+    for net in batches.nets.values():
+        if net.device.type != "cpu":
+            raise SweepError(f"a corpus on Ray must be measured on the CPU; got device {net.device}", subject="device")
+        getattr(net.origin, "tokenizer", None)  # read here: a node may not have its files
+    # A built-in metric goes by name, so that each worker takes its own; a user's goes as it is.
+    metrics = [known.name if known.name in METRICS else known for known in chosen_metrics("work", batches.metrics)]
+    common = os.urandom(8).hex(), cluster.ray.put(dump(replace(batches, metrics=metrics)))
+    submitted, returned = itertools.tee(chunks)
+    profiles = cluster.in_order(_measure_batch, ((*common, chunk) for chunk in submitted))
+    for profile in profiles:
+        yield next(returned), profile
+
+
+_loaded_batches: tuple[str, BatchMeasurement] | None = None
+"""The job that this process, one of Ray's workers, has loaded last, and its networks."""
+
+
+def _measure_batch(job: str, stored: ZeroCopyPickle, texts: list[str]) -> Profile | None:
+    """The task that Ray runs for one batch of a corpus."""
+    global _loaded_batches
+    if _loaded_batches is None or _loaded_batches[0] != job:
+        _loaded_batches = job, stored.load()
+    return _loaded_batches[1](texts)

@@ -21,27 +21,77 @@
     mask = ["complete", "causal"]
 
 Several of them together are one sweep, each cell once. What stands before the tables holds for all cells:
-`[all] model = "bert-tiny"`.
+`[all] model = "bert-tiny"`. What is computed of each cell beside its readings are kinds of job (`CellJob`), each with a
+table of its own; plugins add theirs (`docs/extending.md`).
 """
 
 import math
 import random
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+from torch import Tensor
+
 from rankscope.engine.factors import Cell, checked
-from rankscope.engine.jobs import JOBS
 from rankscope.errors import FileError, SweepError, require, require_one_of
 from rankscope.metrics import metric
+from rankscope.nets import Transformer
+from rankscope.plugins import Group
 from rankscope.profiles import ARITHMETICS, DEFAULT_METRICS
+from rankscope.trainings import CERTIFICATES
 
 MOST_CELLS = 1_000_000  # that a sweep may have
 PARTS = ("all", "grid", "list", "sample")
 READ = ("metrics", "arithmetic", "check")
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """A kind of job: a table that is computed of every cell.
+
+    Args:
+        name: What a specification calls it.
+        columns: The columns of the table, with their types in polars.
+        compute: Called with a cell's network, its tokens `[sample, token, width]` and its padding; returns the table.
+            Columns that it lacks are null.
+        table: What the table is called in the run folder; `sweep_` and the name if left out.
+        on_cpu: True if it is computed on the CPU wherever cells are measured.
+    """
+
+    name: str
+    columns: Mapping[str, Any]
+    compute: Callable[[Transformer, Tensor, Tensor], pl.DataFrame]
+    table: str = ""
+    on_cpu: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", self.table or f"sweep_{self.name}")
+
+
+def _path_shares(net: Transformer, X: Tensor, padding: Tensor) -> pl.DataFrame:
+    from rankscope.paths import decompose
+
+    return decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
+
+
+def _proved(net: Transformer, X: Tensor, padding: Tensor) -> pl.DataFrame:
+    from rankscope.theory import certify
+
+    return certify(net, X, padding).summary()
+
+
+_PROVED = ("theorem", "met_to", "says_at", "log10_bound", "log10_measured", "slack", "why")
+SHIPPED = (
+    CellJob("paths", {"sample": pl.Int64, "length": pl.Int64, "share": pl.Float64}, _path_shares),
+    CellJob("certify", {name: CERTIFICATES[name] for name in _PROVED}, _proved, "sweep_certificates", on_cpu=True),
+)
+JOBS: Group[CellJob] = Group("jobs", "a CellJob", lambda each: isinstance(each, CellJob))
+"""Every kind of job by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +102,7 @@ class SweepOptions:
     arithmetic: str = "deviation"
     check: bool = True
     jobs: tuple[str, ...] = ()
-    """What is computed beside readings (`engine/jobs.py`)."""
+    """The names of what is computed beside readings."""
 
     def __post_init__(self) -> None:
         for name in self.metrics:

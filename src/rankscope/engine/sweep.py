@@ -12,29 +12,21 @@ there were, on which was first, or on how often the run was interrupted.
 
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import polars as pl
 
 from rankscope.engine.cluster import STUCK_AFTER, Cluster
-from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
-from rankscope.engine.jobs import JOBS, SHIPPED
-from rankscope.engine.sections import Swept, ends_table, sweep_sections, sweep_sentences
+from rankscope.engine.sections import Sweep
 from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
-from rankscope.engine.views import SweepView, metrics_of, view_of
-from rankscope.engine.work import READINGS, CellOutcome, LocalProcesses, columns_of
+from rankscope.engine.work import CellOutcome, LocalProcesses, columns_of
 from rankscope.errors import SweepError, require
-from rankscope.extras import counted
-from rankscope.figures import Chart
 from rankscope.files import undisturbed
-from rankscope.profiles import SCHEMA
-from rankscope.results import Plot, Result, Section
 from rankscope.results.plain import plain_value
-from rankscope.runs import Manifest, Run, Store, begun, digest, key_of, read
+from rankscope.runs import Manifest, Store, begun, digest, key_of, read
 from rankscope.runs.journal import Journal
 
 ENTRY, JOURNAL = "sweep", "kept"
@@ -42,96 +34,6 @@ STATUS = {"step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": p
 """Columns of the journal that says how each cell ended; `cell` is its key."""
 KEY_DIGITS = 24  # of a cell's key: no two of a million cells have the same
 Progress = Callable[[int, int], None]  # Called with the number of cells that are done, and of all
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Sweep(Result):
-    """A sweep that has been run: its tables."""
-
-    kind = "sweep"
-    schemas: ClassVar = {
-        "sweep": {"cell": pl.Int64, **{name: SCHEMA[name] for name in READINGS}},
-        "cells": {"cell": pl.Int64, "done": pl.Boolean, "reason": pl.String, "seconds": pl.Float64},
-        **{job.table: {"cell": pl.Int64, **job.columns} for job in SHIPPED},
-    }  # and in each a column for each factor
-    optional = tuple(job.table for job in SHIPPED)
-    grows = True
-    table: pl.DataFrame  # All rows of `measure`, a column for each factor
-    cells: pl.DataFrame  # A row for each cell: `cell` (its number), factors, `done`, `reason`, `seconds`
-    manifest: Manifest
-    further: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # Of jobs, such as `sweep_paths`
-    run: Path = Path()  # The folder
-    notes: tuple[str, ...] = ()
-
-    @property
-    def tables(self) -> Mapping[str, pl.DataFrame]:
-        """Rows, cells, and what else was asked for."""
-        return {"sweep": self.table, "cells": self.cells, **self.further}
-
-    @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
-        """The sweep of these tables."""
-        further = {name: table for name, table in tables.items() if name not in ("sweep", "cells")}
-        return cls(tables["sweep"], tables["cells"], manifest, further)
-
-    @classmethod
-    def of_run(cls, run: Run, entry: str) -> Self:
-        """The sweep in a run folder; what is shown of it checks its tables."""
-        jobs = {job.table for job in JOBS.values()}
-        tables = {name: run.table(name) for name in ("sweep", "cells", *sorted(jobs)) if run.has(name)}
-        manifest = run.manifests.get(entry, Manifest())
-        return replace(cls._made(tables, manifest, {}, f"{run.folder} must hold a"), run=run.folder)
-
-    @property
-    def factors(self) -> list[str]:
-        """All factors, in the order of the specification."""
-        return list(self.manifest.more.get("factors", ()))
-
-    @property
-    def varied(self) -> list[str]:
-        """The factors that differ between cells."""
-        return list(self.manifest.more.get("varied", ()))
-
-    @property
-    def failed(self) -> pl.DataFrame:
-        """The cells without numbers, with their `reason`."""
-        return self.cells.filter(pl.col("reason").is_not_null())
-
-    def view(self, metric: str | None = None) -> SweepView:
-        """What is shown of a metric, the first if left out."""
-        return view_of(self.table, self.cells, self.manifest, metric, str(self.run))
-
-    @cached_property
-    def swept(self) -> Swept:
-        """What a page shows: every metric, and what failed."""
-        first = self.view()
-        views = {name: first if name == first.metric else self.view(name) for name in metrics_of(self.manifest)}
-        done = int(self.cells["done"].sum())
-        return Swept(views or {first.metric: first}, self.failed, len(self.cells), done)
-
-    @property
-    def title(self) -> str:
-        """How many cells have numbers."""
-        done, failed = int(self.cells["done"].sum()), len(self.failed)
-        return f"Sweep: {done - failed} of {counted(len(self.cells), 'cell')}, {failed} failed, in {self.run}"
-
-    def charts(self, metric: str | None = None) -> list[Chart]:
-        """A metric (the first, if left out) by layer in small multiples and, below, by factor at the last layer."""
-        view = self.view(metric)
-        both = [sweep_curves_chart(view, *view.arranged, most=4), sweep_levels_chart(view, most=4)]
-        return [chart for chart in both if chart.panels]
-
-    def overview(self) -> Section:
-        """What came of it: the ends, what matters, what failed."""
-        view = self.view()
-        if not len(view.cells):
-            return Section(self.title, sweep_sentences(self.swept))
-        plots = [Plot("sweep", [("", chart)]) for chart in self.charts()]
-        return Section(self.title, sweep_sentences(self.swept), plots, [ends_table(view)])
-
-    def sections(self) -> list[Section]:
-        """By layer, factor by factor, every cell, and what failed."""
-        return sweep_sections(self.swept)
 
 
 def sweep(

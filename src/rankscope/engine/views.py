@@ -4,22 +4,30 @@ The value of a cell is the mean over its samples (and heads), of logarithms the 
 matters is found from the ranks of cells, the least first: the share of the variance of ranks that the levels of the
 factor account for, alone (epsilon squared, about 0 for a factor that does nothing, however many levels it has).
 Ranks, because residuals may lie billions of decades apart.
+
+Cells that are chosen by number or by their factors become a `Profile` that can be compared: `runs/study:17` is cell 17
+of the run `runs/study`; `runs/study:depth=6,skip=0.5` are the cells with these factors. `compare` asks `choice_in`
+whether an argument names cells, and `profile_of` for their numbers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from rankscope.engine import factors
-from rankscope.errors import FileError, require_one_of
+from rankscope.errors import SweepError, require, require_one_of
 from rankscope.figures import power
-from rankscope.runs import Manifest
+from rankscope.profiles import SCHEMA, Profile
+from rankscope.runs import Network, Run, read
 
 MOST_LEVELS, BINS = 9, 5  # a factor of more numbers than these levels has them gathered into bins of equal size
+MOST_CHOSEN = 12  # cells that are compared side by side
 WIDE = 2.0  # decades from which on the axis is logarithmic
 NEEDED = {"sweep": {"cell", "layer", "metric", "value", "log10", "below_floor"}, "cells": {"cell", "reason", "seconds"}}
 
@@ -153,40 +161,101 @@ class SweepView:
         return max(0.0, 1.0 - (within / free) / (total / (len(ranks) - 1)))
 
 
-def view_of(
-    rows: pl.DataFrame, cells: pl.DataFrame, manifest: Manifest, metric: str | None = None, where: str = "the tables"
-) -> SweepView:
-    """A metric of a sweep; the first that was asked for where none is named.
-
-    Args:
-        rows: The table `sweep`.
-        cells: The table `cells`.
-        manifest: That of the sweep.
-        metric: The metric.
-        where: The folder, for errors.
-    """
-    varied = manifest.more.get("varied")
-    missing = NEEDED["sweep"] - set(rows.columns) | (NEEDED["cells"] | set(varied or ())) - set(cells.columns)
-    if missing or varied is None:
-        lacking = ", ".join(sorted(missing)) or "their manifest"
-        raise FileError(f"{where} must hold a sweep; its tables lack {lacking}: run `rankscope sweep` again")
-    metrics = metrics_of(manifest) or rows["metric"].unique().to_list()
-    name = metrics[0] if metric is None else metric
-    require_one_of(f"a metric of {where}", name, metrics, FileError, "metric")
-    means = (
-        rows.filter(metric=name)
-        .group_by("cell", "layer", maintain_order=True)
-        .agg(
-            pl.col("value").mean(),
-            pl.col("log10").mean(),
-            (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
-        )
+def view_of(rows: pl.DataFrame, cells: pl.DataFrame, metric: str, varied: list[str]) -> SweepView:
+    """A metric of a sweep, of its rows in the table `sweep`, the table `cells` and the factors that differ."""
+    means = rows.group_by("cell", "layer", maintain_order=True).agg(
+        pl.col("value").mean(),
+        pl.col("log10").mean(),
+        (pl.col("below_floor") & pl.col("value").is_not_nan()).any().alias("noise"),
     )
     last = means.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
     measured = cells.join(last, on="cell", how="inner").sort("cell")
-    return SweepView(name, [factor for factor in varied if measured[factor].n_unique() > 1], measured, means)
+    return SweepView(metric, [factor for factor in varied if measured[factor].n_unique() > 1], measured, means)
 
 
-def metrics_of(manifest: Manifest) -> list[str]:
-    """The metrics that a sweep was asked for, in that order."""
-    return list(manifest.more.get("asked", {}).get("metrics", []))
+def choice_in(argument: str) -> tuple[Path, str] | None:
+    """Split `RUN:CHOICE` at the first colon before which there is a sweep's folder; None where there is none.
+
+    Both may hold colons: `C:/runs/study:mask=window:2` is the choice `mask=window:2`.
+    """
+    for at, character in enumerate(argument):
+        if character == ":" and (Path(argument[:at]) / "sweep.parquet").is_file():
+            return Path(argument[:at]), argument[at + 1 :]
+    return None
+
+
+def profile_of(folder: Path, choice: str) -> Profile:
+    """The readings of the chosen cells; each cell is a variant, named by its number and varied factors."""
+    run = read(folder)
+    cells = chosen_cells(run, choice)
+    varied = [name for name in run.manifests["sweep"].more.get("varied", []) if name in cells.columns]
+    names = {
+        row["cell"]: f"{folder.name}:{row['cell']} ({factors.described({name: row[name] for name in varied})})"
+        for row in cells.iter_rows(named=True)
+    }
+    rows = run.table("sweep").filter(pl.col("cell").is_in(list(names)))
+    measured = set(rows["cell"])
+    if missing := [cell for cell in names if cell not in measured]:
+        why = cells.filter(cell=missing[0])["reason"][0] or "it is not done yet"
+        raise SweepError(f"cell {missing[0]} of {folder} must have been measured; it was not: {why}", subject="cell")
+    variant = pl.col("cell").replace_strict(names, return_dtype=pl.String).alias("variant")
+    table = rows.with_columns(variant).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+    metrics = tuple(table["metric"].unique(maintain_order=True))
+    checks = {"arithmetic_asked": run.manifests["sweep"].more["asked"]["arithmetic"]}
+    networks = [
+        Network(variant=name, arithmetic=arithmetic, metrics=metrics, checks=checks)
+        for name, arithmetic in table.select("variant", "arithmetic").unique(maintain_order=True).rows()
+    ]
+    return Profile(table, run.manifests["sweep"].adding(networks=tuple(networks)))
+
+
+def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
+    """The rows of the table of cells that a choice (a number, or factors with their values) selects."""
+    cells = run.table("cells")
+    total = len(cells)
+    for name, value in parse_choice(choice, cells).items():
+        require_one_of("a factor of this sweep", name, cells.columns, SweepError, name)
+        cells = cells.filter(_equals(cells.schema[name].is_numeric(), pl.col(name), value))
+    came = f"{choice!r} chooses {len(cells)} of {total} in {run.folder}"
+    sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
+    require(1 <= len(cells) <= MOST_CHOSEN, sentence, SweepError, "choice")
+    return cells
+
+
+def parse_choice(choice: str, cells: pl.DataFrame) -> dict[str, str]:
+    """The factors that a choice asks for, by name; a number alone is the factor `cell`.
+
+    A value may hold commas, as that of a remedy with two options does: what follows a comma belongs to the
+    value before it if some cell has such a value.
+
+    >>> cells = pl.DataFrame({"remedy": ["shaped:alpha=1,beta=2", "none"], "depth": [6, 6]})
+    >>> parse_choice("remedy=shaped:alpha=1,beta=2,depth=6", cells)
+    {'remedy': 'shaped:alpha=1,beta=2', 'depth': '6'}
+    >>> parse_choice("17", cells)
+    {'cell': '17'}
+    """
+    if "=" not in choice:
+        return {"cell": choice.strip()}
+    wanted: dict[str, str] = {}
+    factor = ""
+    for part in choice.split(","):
+        longer = f"{wanted.get(factor, '')},{part.strip()}"
+        values: Iterable[str] = cells[factor].cast(pl.String).drop_nulls() if factor in cells.columns else []
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        unknown_option = ":" in wanted.get(factor, "") and name not in cells.columns
+        if unknown_option or any(known.startswith(longer) for known in values):
+            wanted[factor] = longer
+        else:
+            factor = name
+            wanted[factor] = value
+    return wanted
+
+
+def _equals(numeric: bool, column: pl.Expr, value: str) -> pl.Expr:
+    """Whether a column has this value, as numbers where it holds numbers."""
+    if not numeric:
+        return column.cast(pl.String) == value
+    try:
+        return column == float(value)
+    except ValueError:
+        return pl.lit(False)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from rankscope.engine.factors import Cell, cell_network
-from rankscope.engine.jobs import JOBS
-from rankscope.engine.spec import SweepOptions
+from rankscope.engine.spec import JOBS, SweepOptions
 from rankscope.errors import FileError, RankscopeError, SourceError, SweepError
 from rankscope.nets import Transformer
 from rankscope.profiles import SCHEMA

@@ -19,8 +19,8 @@ from rankscope.errors import RankscopeError, SettingError, require
 from rankscope.explorer.controls import RANDOM, Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
 from rankscope.explorer.network_cache import NetworkCache, chosen_remedies, sizes
-from rankscope.figures.escaping import plain
 from rankscope.figures.page import page_figure
+from rankscope.figures.text import plain
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.paths import carried, decompose

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rankscope.figures.description import *  # noqa: F403  the names of its __all__
 from rankscope.figures.description import __all__ as _described
 from rankscope.figures.powers import DEEP
-from rankscope.figures.sparklines import sparkline, sparklines, thinned
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE, evenly, line_style
-from rankscope.figures.text import label, power, tick
+from rankscope.figures.text import label, power, sparkline, sparklines, thinned, tick
 
 if TYPE_CHECKING:
     from rankscope.figures.drawing import plot

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.figures import description as fig
-from rankscope.figures.escaping import escaped, plain
 from rankscope.figures.style import ALARM, NEGATIVE, POSITIVE, VIRIDIS, line_style
+from rankscope.figures.text import escaped, plain
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star")
 NAMED = {"dot": "circle", "ring": "circle", "bar": "line-ew", "at most": "arrow-down", "at least": "arrow-up"}

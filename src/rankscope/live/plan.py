@@ -32,6 +32,8 @@ Layers = Sequence[int] | Mapping[str, Sequence[int]] | None  # to measure: of ea
 PaddingOption = Tensor | Literal["model", "none"]
 Padding = PaddingOption | Mapping[str, PaddingOption]
 Mask = Tensor | Mapping[str, Tensor] | None
+BY_STACK: dict[str, Any] = {"layers": None, "padding": "model", "attention_mask": None}
+"""Options of which each stack may have its own, and what a stack has that is not named."""
 
 
 @dataclass
@@ -94,20 +96,14 @@ def make_plans(
     layers: Layers = None,
     *,
     blocks: Blocks | NamedStacks | None = None,
-    padding: Padding = "model",
-    attention_mask: Mask = None,
     **options: Any,
 ) -> dict[str, WatchPlan]:
-    """The plan of each stack that is measured, by the stack's name; of one stack alone the name is empty.
-
-    Args:
-        model: The model, without wrappers.
-        metrics, layers, blocks, padding, attention_mask: As in `watch`.
-        **options: What `make_plan` takes beside.
-    """
+    """The plan of each stack that is measured, by the stack's name; of one stack alone the name is empty. `options` are
+    those of `make_plan`; of `layers`, `padding` and `attention_mask` each stack may have its own."""
     names = named_stacks(model, blocks)
-    by_stack = {"layers": layers, "padding": padding, "attention_mask": attention_mask}
-    for name, option in by_stack.items():
+    options |= {"metrics": metrics, "layers": layers}
+    for name in BY_STACK:
+        option = options.get(name)
         if isinstance(option, Mapping):
             for stack in option.keys() - names.keys():
                 known = sorted(filter(None, names)) or ["none, since one stack is measured"]
@@ -115,14 +111,11 @@ def make_plans(
         elif isinstance(option, Tensor) and len(names) > 1:
             came = f"one came for {' and '.join(names)}: give {name}={{{next(iter(names))!r}: ...}}"
             raise WatchError(f"{name} must be given for each stack of blocks; {came}", subject=name)
-    defaults = {"layers": None, "padding": "model", "attention_mask": None}
+    own = {name: option for name in BY_STACK if isinstance(option := options.get(name), Mapping)}
     plans = {}
     for stack, named in names.items():
-        of_stack: dict[str, Any] = {
-            name: option.get(stack, defaults[name]) if isinstance(option, Mapping) else option
-            for name, option in by_stack.items()
-        }
-        plans[stack] = make_plan(model, metrics, blocks=named, stack_name=stack, **of_stack, **options)
+        of_stack = {name: option.get(stack, BY_STACK[name]) for name, option in own.items()}
+        plans[stack] = make_plan(model, blocks=named, stack_name=stack, **(options | of_stack))
         plans[stack].blocks_named = blocks is not None
     _remark_on_special_tokens(model, plans)
     return plans

@@ -187,10 +187,10 @@ class StackWatch:
     def _on_attention(self, attention: AttentionCall) -> None:
         """Attention was seen: it is measured, unless it is left out or only seen for the heads that are."""
         if self._removal is not None:
-            self._removal.on_attention(attention)
+            self._removal.heads.on_attention(attention)
         if not self.plan.wants_attention:
             return
-        self._recorder.on_attention(attention, left_out=self._removal is not None and self._removal.running)
+        self._recorder.on_attention(attention, left_out=self._removal is not None and self._removal.running > 0)
 
     def _on_module_output(self, module: nn.Module, args: object, output: object) -> None:
         """A module in a block returned: it may be a router."""

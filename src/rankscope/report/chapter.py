@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rankscope.extras import counted, listed
-from rankscope.figures.escaping import script_json
 from rankscope.figures.page import page_figure
+from rankscope.figures.text import script_json
 from rankscope.paths import carried
 from rankscope.paths.figures import length_views
 from rankscope.profiles import Profile, Summary

@@ -20,8 +20,8 @@ import polars as pl
 from rankscope.errors import FileError, require
 from rankscope.extras import need
 from rankscope.figures import Chart, power
-from rankscope.figures.escaping import TURNS, script_json
 from rankscope.figures.page import plotly_script, static_file
+from rankscope.figures.text import TURNS, script_json
 from rankscope.files import write_text
 from rankscope.profiles import (
     CurveView,

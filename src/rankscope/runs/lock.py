@@ -16,26 +16,12 @@ from rankscope.files import writable_folder
 LOCK_FILE = ".lock"
 
 
-def lock(folder: Path) -> int:
-    """Make the folder and lock it; returns the handle that `unlock` takes. A lock file that a killed process
-    has left does not block: the system has released its lock.
-
-    Raises:
-        FileError: Another process holds the lock, or the folder cannot be locked.
-    """
-    handle = lock_if_free(folder)
-    if handle is None:
-        ways = "call close() on it, or give another folder"
-        sentence = f"{folder} must have one writer at a time; another monitor or run writes there: {ways}"
-        raise FileError(sentence, subject=str(folder))
-    return handle
-
-
 def lock_if_free(folder: Path, file: str = LOCK_FILE) -> int | None:
-    """The handle of a lock, as `lock` returns it; None where another process holds the lock.
+    """Make the folder and lock it: the handle that `unlock` takes, or None where another process holds the lock. A lock
+    file that a killed process has left does not block: the system has released its lock.
 
     Args:
-        folder: The folder that the lock file lies in; it is made if there is none.
+        folder: The folder that the lock file lies in.
         file: The name of the lock file: another one for each thing in the folder that is locked by itself.
 
     Raises:
@@ -72,9 +58,8 @@ def unlock(folder: Path, handle: int, file: str = LOCK_FILE) -> None:
     """Release the lock, and remove its file, unless another writer's is in the place of it.
 
     Args:
-        folder: As `lock` was given it.
-        handle: What `lock` returned.
-        file: As `lock` was given it.
+        folder, file: As `lock_if_free` was given them.
+        handle: What that returned.
     """
     held = is_held(folder, handle, file)
     if os.name == "nt":  # where a file that somebody has open cannot be removed

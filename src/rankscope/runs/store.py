@@ -22,7 +22,7 @@ import polars as pl
 
 from rankscope.errors import FileError, one_of
 from rankscope.files import write_text
-from rankscope.runs.lock import is_held, lock, unlock
+from rankscope.runs.lock import is_held, lock_if_free, unlock
 from rankscope.runs.manifest import Manifest, Record
 from rankscope.runs.tables import JOURNAL, SavedTable, frame_of, read_lines, read_parquet, write_parquet
 
@@ -198,7 +198,11 @@ class Store:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._lock: int | None = lock(self.folder)
+        self._lock = lock_if_free(self.folder)
+        if self._lock is None:
+            ways = "call close() on it, or give another folder"
+            sentence = f"{self.folder} must have one writer at a time; another monitor or run writes there: {ways}"
+            raise FileError(sentence, subject=str(self.folder))
         try:
             self.run = read(self.folder)
             path = self.folder / MANIFEST

@@ -1,9 +1,13 @@
-"""Adapters (LoRA and its kin, as peft has them): merged on a copy, so that the network has one matrix where
-the model has a matrix and what was learned beside it.
+"""Adapters and quantised weights: ordinary matrices in their place, on a copy.
+
+Adapters (LoRA and its kin, as peft has them) are merged, so that the network has one matrix where the model has a
+matrix and what was learned beside it:
 
     W' = W + (alpha / r) B A
 
-The parity check holds the merged network against the model with its adapters beside its matrices.
+The parity check holds the merged network against the model with its adapters beside its matrices. Quantised weights
+become the numbers that they stand for. A network of them is not the quantised model to the last digit where that
+rounds activations as well: parity is held against the dequantised copy, and `net.origin` says so.
 """
 
 import copy
@@ -18,9 +22,8 @@ from torch import nn
 
 from rankscope.errors import FileError, SourceError, require
 from rankscope.extras import need
-from rankscope.sources.checkpoint import Checkpoint, CheckpointLocation, clear_errors, first_line, locate, quiet
+from rankscope.sources.checkpoint import Checkpoint, CheckpointLocation, clear_errors, first_line, locate, quiet, read
 from rankscope.sources.families import Family
-from rankscope.sources.quantisation import read_dequantised
 
 CONFIG = "adapter_config.json"
 LOADERS = {
@@ -29,6 +32,7 @@ LOADERS = {
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
 }  # fmt: skip
 """The class of transformers whose names of weights an adapter for a task uses; others use AutoModel's."""
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # Of weights that are not quantised
 
 
 def is_adapter(location: CheckpointLocation) -> bool:
@@ -60,7 +64,7 @@ def read_adapter(location: CheckpointLocation, family: str | Family | None) -> C
     with clear_errors(location):
         config = PeftConfig.from_pretrained(location.path_or_id)
         class_name = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
-    checkpoint = read_dequantised(base, family, class_name)
+    checkpoint = read_plain(base, family, class_name)
     with quiet(), clear_errors(location):
         path = location.path_or_id
         adapted: Any = PeftModel.from_pretrained(checkpoint.model, path, autocast_adapter_dtype=False)
@@ -110,8 +114,7 @@ def merged(checkpoint: Checkpoint) -> Checkpoint:
             except Exception as error:
                 message = f"the adapter of {path} must be one that can be merged ({first_line(error)})"
                 raise SourceError(f"{message}: watch measures the model as it is", subject="adapter") from error
-            parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, replacement)
+            model.set_submodule(path, replacement)
             names |= dict.fromkeys(names_merged)
             merged_parts += bool(names_merged)
     note = f"adapters merged: {', '.join(names) or 'none is active'}, into {merged_parts} parts"
@@ -136,3 +139,67 @@ def _without(part: Any) -> tuple[nn.Module, list[str]]:
     if active:
         part.merge()
     return part.get_base_layer(), [name for name in active if name in part.merged_adapters]
+
+
+def read_plain(location: CheckpointLocation, family: str | Family | None, class_name: str | None = None) -> Checkpoint:
+    """Read a model (`checkpoint.read`) and dequantise its weights if they are quantised."""
+    checkpoint = read(location, family, class_name)
+    model, notes = dequantised(checkpoint.model)
+    notes = notes or checkpoint.notes
+    return replace(checkpoint, model=model.double(), notes=notes) if notes else checkpoint
+
+
+def dequantised(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """A copy with ordinary weights, with notes on what was done; the model itself if nothing is quantised."""
+    quantiser: Any = getattr(model, "hf_quantizer", None)
+    torch_layers = [path for path, part in model.named_modules() if _of_torch(part)]
+    method, notes = "unknown", []
+    if quantiser is not None or torch_layers:
+        model = copy.deepcopy(model)
+    if quantiser is not None:
+        method = getattr(quantiser.quantization_config, "quant_method", "")
+        method = str(getattr(method, "value", method))
+        if not all(_plain(weight) for weight in model.parameters()):  # else transformers did it while reading
+            try:
+                model = model.dequantize()  # type: ignore[operator]
+            except Exception as error:
+                raise _error(method, first_line(error)) from error
+        notes.append(f"quantised weights ({method}) dequantised")
+    for path in torch_layers:
+        model.set_submodule(path, _linear(model.get_submodule(path)))
+    if torch_layers:
+        notes.append(f"{len(torch_layers)} quantised layers dequantised, their activations not rounded")
+    for name, weight in model.named_parameters():  # reading what is still quantised as numbers would be wrong
+        if not _plain(weight) and not weight.is_meta:
+            raise _error(method, f"{name} is a {type(weight).__name__} of {weight.dtype}")
+    return model, tuple(notes)
+
+
+def _error(method: str, why: str) -> SourceError:
+    return SourceError(
+        f"load takes weights that are ordinary numbers; these are quantised ({method}) and cannot be "
+        f"dequantised here ({why}): load the model as it was before, or watch it as it is",
+        subject="quantised weights",
+    )
+
+
+def _plain(weight: Any) -> bool:
+    return type(weight.data) is torch.Tensor and weight.data.dtype in PLAIN
+
+
+def _of_torch(part: Any) -> bool:
+    """True for a quantised layer of torch.ao, whose `weight` is a method."""
+    of_torch = type(part).__module__.startswith("torch.ao.nn.quantized")
+    return of_torch and callable(getattr(part, "weight", None))
+
+
+def _linear(part: Any) -> nn.Module:
+    weight, bias = part.weight(), part.bias()
+    if weight.ndim != 2:
+        raise _error("torch.ao", f"a {type(part).__name__} is no linear map")
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    with torch.no_grad():
+        linear.weight.copy_(weight.dequantize())
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear

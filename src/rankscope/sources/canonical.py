@@ -1,6 +1,6 @@
 """Builds the canonical network and embedding of a model: whole (`canonical`) or layer by layer
-(`StreamedNetwork`, for a checkpoint that stays in its files). Called by `load` and `batch_network`; what a
-family says of its models is applied here.
+(`StreamedNetwork`, for a checkpoint that stays in its files). Called by `load` and `network_on_batch`; what
+a family says of its models is applied here.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """`load`: a Hugging Face model as a canonical network, checked against the original.
 
-The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`, `quantisation`,
+The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`,
 or `canonical.on_shelf` for layers left in files), map it (`canonical`, with the family's file), check it
 (`parity`), and attach the origin. `named_network` and `read_saved` are the other ways to a network.
 """
@@ -20,7 +20,7 @@ from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Origin, Transformer, is_saved, usual_modes
 from rankscope.nets.storage import read
-from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
+from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
 from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
 from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
@@ -30,7 +30,6 @@ from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.fresh import PRESETS, RandomOrigin, fresh, untrained
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity, check
-from rankscope.sources.quantisation import dequantised, read_dequantised
 
 
 @usual_modes()
@@ -114,7 +113,7 @@ def load(
             checkpoint = read_adapter(location, family)
         else:
             shelf = on_shelf(location, family, stream)
-            checkpoint = read_dequantised(location, family) if shelf is None else shelf.checkpoint
+            checkpoint = read_plain(location, family) if shelf is None else shelf.checkpoint
 
         def find() -> Any:
             own_tokenizer = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()

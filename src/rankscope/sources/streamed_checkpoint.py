@@ -30,6 +30,7 @@ MOVING = (
     "reshape", "split", "stack", "transpose", "unbind", "unflatten",
 )  # fmt: skip
 """Names of torch functions that move numbers without changing them."""
+THREADLESS = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
 ASKED = ("revision", "cache_dir", "local_files_only", "token")
 
 
@@ -128,13 +129,16 @@ class StreamedCheckpoint:
         return [name for name in self._sources if not path or name.startswith(f"{path}.")]
 
     def _load(self, names: Sequence[str]) -> None:
-        """Put tensors of the files into the model, in float64."""
+        """Put tensors of the files into the model, in float64; in this thread, as short-lived threads of transformers
+        leave memory behind that cannot be used again."""
+        from unittest.mock import patch
+
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
         keys = [key for name in names for key in self._sources[name]]
         # Whatever lifts float32 to float64 while the original runs must leave the files' own dtypes alone.
-        with ExitStack() as opened, quiet(), _in_this_thread(), torch._C.DisableTorchFunction():
+        with ExitStack() as opened, quiet(), patch.dict(os.environ, THREADLESS), torch._C.DisableTorchFunction():
             changed = [path for path, stamp in self._stamps.items() if _stamp(path) != stamp]
             if changed:
                 message = f"the files of {self.name} must stay as they are; {changed[0]} is gone or changed"
@@ -250,21 +254,6 @@ def _wide(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _wide(item) for name, item in value.items()}
     return type(value)(map(_wide, value)) if type(value) in (list, tuple) else value
-
-
-@contextmanager
-def _in_this_thread() -> Iterator[None]:
-    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be used again."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _stamp(path: str) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """Path shares and certificates of the probe, measured every `paths_every` steps.
 
 When they are due, the model's weights are copied to the CPU in float64, as a canonical network whose output is compared
-with the model's on the probe itself (`sources/batch_network.py`), and of that network are read
+with the model's on the probe itself (`sources/inputs.py`), and of that network are read
 
     paths_0, paths_1, ...    the share of the output that paths of each length carry, biases included:
                              <T_l, Y> / <Y, Y>, T_l the sum of their terms, Y the output; they add up to 1
@@ -30,8 +30,7 @@ from rankscope.live.padding import arguments_of
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
-from rankscope.sources import first_line
-from rankscope.sources.batch_network import network_on_batch
+from rankscope.sources import first_line, network_on_batch
 from rankscope.theory import Certificates, certify
 from rankscope.trainings import CERTIFICATES
 

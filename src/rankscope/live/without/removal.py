@@ -54,16 +54,11 @@ class Removal:
         self.tracer = SkipTracer()
         self._depth = 0  # calls of the model, and of modules around the blocks, that have not returned
         self._thread = 0  # the thread that called the model
-        self._running = 0  # layers and branches that run and are left out
+        self.running = 0  # layers and branches that run and are left out: what they attend to goes nowhere
         self._calls: Counter[int] = Counter()  # of layers, in this call of the model
         self._called: set[str] = set()  # what was left out at least once, in words
         self._model_ran = False
         self._taken: dict[nn.Module, list[Tensor]] = {}  # copies of what layers and norms that run have taken
-
-    @property
-    def running(self) -> bool:
-        """True while a layer or a branch runs that is left out: what it attends to goes nowhere."""
-        return self._running > 0
 
     def attach(self, hooks: Hooks) -> None:
         """Hook the model, until `hooks` are closed."""
@@ -95,11 +90,7 @@ class Removal:
             hooks.attach(module, lambda *_: self._count(-1), always_call=True)
 
     def _count(self, by: int) -> None:
-        self._running += by
-
-    def on_attention(self, attention: AttentionCall) -> None:
-        """Pass attention that an observer reports to the removal of heads."""
-        self.heads.on_attention(attention)
+        self.running += by
 
     def check(self) -> None:
         """Raise if the model was called and never came to a part that was to be left out."""
@@ -121,7 +112,7 @@ class Removal:
         if self._depth == 1:
             self._calls.clear()
             self._taken.clear()
-            self._running, self._model_ran, self.tracer.active = 0, True, True
+            self.running, self._model_ran, self.tracer.active = 0, True, True
 
     def _call_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._depth == 1:

@@ -142,13 +142,12 @@ class OPT(Bart):
     side, inside, final_norm = "", "decoder", "final_layer_norm"
     embedding_parts = Marian.embedding_parts
     fixed: ClassVar = {"mask": "causal", **Bart.fixed}
-    reads: ClassVar = {"mlp_width": "ffn_dim", "activation": "activation_function"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre- or post-norm."""
-        first = config.do_layer_norm_before
-        final_norm = first and not config._remove_final_layer_norm
-        return self.described(config, norm_place="pre" if first else "post", final_norm=final_norm)
+    reads: ClassVar = {
+        "mlp_width": "ffn_dim", "activation": "activation_function",
+        "norm_place": lambda config: "pre" if config.do_layer_norm_before else "post",
+        "final_norm": lambda config: config.do_layer_norm_before and not config._remove_final_layer_norm,
+    }  # fmt: skip
+    architecture = Family.architecture
 
     def output(self, model: Any) -> bool:
         """A narrow embedding comes with a projection back to it."""

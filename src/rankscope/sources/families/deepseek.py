@@ -12,7 +12,6 @@ from rankscope.nets import Architecture, Experts
 from rankscope.sources.families.family import refuse_others
 from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.parts import Tensors, dense, norm, scaled, without
-from rankscope.sources.families.rotary import rotary
 
 
 class DeepSeek(Mixtral):
@@ -23,22 +22,20 @@ class DeepSeek(Mixtral):
     name = "deepseek"
     types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
     parts: ClassVar = without(Mixtral.parts, "attention.query", "attention.key", "attention.value")
+    fixed: ClassVar = {**Mixtral.fixed, "mask": "causal"}
     reads: ClassVar = {
         "head_width": "qk_head_dim", "value_width": "v_head_dim", "key_latent": "kv_lora_rank",
-        "norm_eps": "rms_norm_eps",
+        "norm_eps": "rms_norm_eps", "query_latent": lambda config: config.q_lora_rank or 0,
+        "divisor": lambda config: math.sqrt(config.qk_head_dim) / _stretch(config) ** 2,
+        "rotary_share": lambda config: config.qk_rope_head_dim / config.qk_head_dim,
+        "rotary_pairs": lambda config: "adjacent" if getattr(config, "rope_interleave", True) else "half",
     }  # fmt: skip
     shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
+        """Refused with fewer heads of keys than of queries."""
         refuse_others(config, num_key_value_heads=config.num_attention_heads)
-        turned, width = config.qk_rope_head_dim, config.qk_head_dim
-        adjacent = getattr(config, "rope_interleave", True)
-        arch = self.described(
-            config, query_latent=config.q_lora_rank or 0, divisor=math.sqrt(width) / _stretch(config) ** 2,
-            rotary_share=turned / width, rotary_pairs="adjacent" if adjacent else "half", **rotary(config),
-        )  # fmt: skip
-        return self.with_experts(arch, config)
+        return super().architecture(config)
 
     def experts(self, config: Any) -> Experts | None:
         """The experts; None where every layer is dense."""

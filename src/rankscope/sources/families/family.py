@@ -230,6 +230,11 @@ def _one_added(tensors: Tensors) -> Tensors:
     return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
 
 
+def usual_head_width(config: Any) -> int:
+    """The width of a head where all of them together are as wide as a token."""
+    return int(config.hidden_size // config.num_attention_heads)
+
+
 def after_padding(family: Family, model: Any) -> int:
     """A `first_position`, after fairseq's habit: rows of the table up to the padding id are not used."""
     return int(model.config.pad_token_id) + 1

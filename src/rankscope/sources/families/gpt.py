@@ -7,7 +7,7 @@ from torch import nn
 
 from rankscope.errors import SourceError, require_one_of
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import CAUSAL, Family
+from rankscope.sources.families.family import CAUSAL, Family, usual_head_width
 from rankscope.sources.families.parts import ModulePaths, Tensors, layout, projections, read_block, scaled
 from rankscope.sources.families.rotary import angles, partly_rotary, rotary
 
@@ -71,7 +71,7 @@ class GPTJ(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """The base of its angles is fixed, and so is the length of its table of them."""
-        width = config.hidden_size // config.num_attention_heads
+        width = usual_head_width(config)
         turned = config.rotary_dim or width
         return self.described(config, rotary_frequencies=(angles(10000, turned),), rotary_share=turned / width)
 
@@ -134,15 +134,11 @@ class Falcon(Family):
     fixed: ClassVar = CAUSAL
     reads: ClassVar = {
         "mlp_width": "ffn_hidden_size", "activation": "activation", "norm_eps": "layer_norm_epsilon",
-        "parallel": "parallel_attn",
+        "parallel": "parallel_attn", "key_heads": lambda config:
+            config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1,
     }  # fmt: skip
     further = (rotary,)
     only: ClassVar = {"alibi": False}
-
-    def architecture(self, config: Any) -> Architecture:
-        """One head of keys and values, or so many."""
-        grouped = config.new_decoder_architecture or not config.multi_query
-        return self.described(config, key_heads=config.num_kv_heads if grouped else 1)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Fused by group: its queries, its key, its value."""

@@ -5,12 +5,19 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Linear
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import CAUSAL, Family, GainsFromOne, refuse_others
+from rankscope.sources.families.family import PRE, Family, GainsFromOne, refuse_others, usual_head_width
 from rankscope.sources.families.parts import ModulePaths, Tensors, heads_in, layout, matrix, without
 from rankscope.sources.families.rotary import masks, partly_rotary, rotary, sliding
 
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose code reads no window
+
+
+def mask_of(config: Any) -> str:
+    """Some read no window and Mistral's code no kinds of layers, whatever their configs say."""
+    if config.model_type in WITHOUT_WINDOWS:
+        return "causal"
+    return sliding(config) if config.model_type in ("mistral", "ministral3") else masks(config)
 
 
 class Llama(Family):
@@ -26,28 +33,21 @@ class Llama(Family):
         norms="input_layernorm post_attention_layernorm", mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
     )  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_tokens"}
-    fixed: ClassVar[dict[str, Any]] = {**CAUSAL, "mlp": "gated", "norm": "rms"}
-    reads: ClassVar = {"key_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
+    fixed: ClassVar[dict[str, Any]] = {**PRE, "mlp": "gated", "norm": "rms"}
+    reads: ClassVar = {
+        "key_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps", "mask": mask_of,
+        "head_width": lambda config: getattr(config, "head_dim", None) or usual_head_width(config),
+        "query_norm": lambda config: config.model_type.startswith("qwen3"),
+    }  # fmt: skip
+    further: ClassVar[Any] = (rotary,)
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
-        arch = self.gated(config, query_norm=config.model_type.startswith("qwen3"))
+        """Of Ministral 3 as far as queries do not grow."""
+        arch = self.described(config)
         if config.model_type != "ministral3":
             return arch
         grows = config.rope_parameters["original_max_position_embeddings"]  # beyond it, queries grow with position
         return arch.replace(rotary_reach=min(arch.rotary_reach or grows, grows))
-
-    def gated(self, config: Any, **fields: Any) -> Architecture:
-        """What all of them share; whole heads are rotated, unless `fields` say otherwise."""
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        turned = {} if "positions" in fields else rotary(config)
-        return self.described(config, head_width=width, mask=self.mask(config), **turned, **fields)
-
-    def mask(self, config: Any) -> str:
-        """Some read no window and Mistral's code no kinds of layers, whatever their configs say."""
-        if config.model_type in WITHOUT_WINDOWS:
-            return "causal"
-        return sliding(config) if config.model_type in ("mistral", "ministral3") else masks(config)
 
     def paths(self, arch: Architecture) -> ModulePaths:
         """With norms on queries and keys, where there are any."""
@@ -84,10 +84,7 @@ class OLMo2(Llama):
         "attention_after": "post_attention_layernorm",
         "mlp_after": "post_feedforward_layernorm",
     }
-
-    def architecture(self, config: Any) -> Architecture:
-        """Norms inside the branches, at their ends, and a last norm."""
-        return self.gated(config, norm_place="output", query_norm=True, query_norm_across=True)
+    fixed: ClassVar = {**Llama.fixed, "norm_place": "output", "query_norm": True, "query_norm_across": True}
 
 
 class Phi3(Llama):
@@ -96,14 +93,8 @@ class Phi3(Llama):
     name, types = "phi3", ("phi3",)
     fused: ClassVar = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
     parts: ClassVar = without(Llama.parts, *fused) | {"mlp.gate, mlp.up": "mlp.gate_up_proj"}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
-        return self.gated(config, **partly_rotary(config))
-
-    def mask(self, config: Any) -> str:
-        """One window for all layers, where there is any."""
-        return sliding(config)
+    reads: ClassVar = {**Llama.reads, "mask": sliding}
+    further = (partly_rotary,)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Queries, then keys, then values: of each kind so many heads."""
@@ -122,14 +113,10 @@ class Gemma(GainsFromOne, Llama):
     types: ClassVar[tuple[str, ...]] = ("gemma",)
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
-        return self.gated(config)
-
-    def gated(self, config: Any, **fields: Any) -> Architecture:
         """Llama's; refused where every token sees every other."""
         if config.use_bidirectional_attention:
             refuse_others(config, use_bidirectional_attention=False)
-        return super().gated(config, **fields)
+        return super().architecture(config)
 
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by about the root of the width."""
@@ -147,22 +134,18 @@ class Gemma3(Gemma):
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_after": "post_feedforward_layernorm",
     }
-    fixed: ClassVar = {**Llama.fixed, "norm_place": "sandwich"}
-    reads: ClassVar = {**Llama.reads, "activation": "hidden_activation"}
+    fixed: ClassVar = {**Llama.fixed, "norm_place": "sandwich", "query_norm": True}
+    reads: ClassVar = {
+        **Llama.reads, "activation": "hidden_activation",
+        "divisor": lambda config: math.sqrt(config.query_pre_attn_scalar),
+    }  # fmt: skip
     only: ClassVar = {"attn_logit_softcapping": None}
-
-    def architecture(self, config: Any) -> Architecture:
-        """Norms on queries and keys; local and global layers have angles of their own."""
-        return self.gated(config, divisor=math.sqrt(config.query_pre_attn_scalar), query_norm=True)
 
 
 class Gemma2(Gemma3):
-    """Gemma 2. Every other layer has a window."""
+    """Gemma 2. Every other layer has a window; a cap of scores comes after the divisor."""
 
     name, types = "gemma2", ("gemma2",)
+    fixed: ClassVar = {**Gemma3.fixed, "query_norm": False}
+    reads: ClassVar = {**Gemma3.reads, "score_cap": lambda config: config.attn_logit_softcapping or 0.0}
     only: ClassVar = {}
-
-    def architecture(self, config: Any) -> Architecture:
-        """A cap of scores, which comes after the divisor."""
-        cap, divisor = config.attn_logit_softcapping or 0.0, math.sqrt(config.query_pre_attn_scalar)
-        return self.gated(config, divisor=divisor, score_cap=cap)

@@ -22,19 +22,14 @@ class Mixtral(Llama):
         "experts.shared_gate": "mlp.shared_expert_gate",
     }
     """Where a block keeps a shared expert."""
+    reads: ClassVar = {  # only Qwen 2's code reads the kinds of layers
+        **Llama.reads, "mask": lambda config: (masks if config.model_type == "qwen2_moe" else sliding)(config),
+    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
-        return self.with_experts(self.gated(config, query_norm=config.model_type == "qwen3_moe"), config)
-
-    def with_experts(self, arch: Architecture, config: Any) -> Architecture:
         """The architecture with the experts of the config, if it has any."""
-        experts = self.experts(config)
+        arch, experts = super().architecture(config), self.experts(config)
         return arch if experts is None else arch.replace(mlp="experts", experts=experts)
-
-    def mask(self, config: Any) -> str:
-        """Only Qwen 2's code reads the kinds of layers."""
-        return masks(config) if config.model_type == "qwen2_moe" else sliding(config)
 
     def experts(self, config: Any) -> Experts | None:
         """What the config says of them; None where every layer is dense."""
@@ -85,18 +80,16 @@ class Qwen3Next(GainsFromOne, Mixtral):
         **without(Mixtral.parts, "attention.query"),
         "attention.query | attention.gate": "self_attn.q_proj",
     }
+    fixed: ClassVar = {**Mixtral.fixed, "mask": "causal", "query_norm": True, "head_gate": True}
+    further = (partly_rotary,)
 
     def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
+        """Refused where some layers are recurrent."""
         linear = [kind for kind in config.layer_types if kind != "full_attention"]
         if linear:
             message = f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's are"
             raise SourceError(f"{message} {linear[0]}: watch measures it as it is", subject="layer_types")
-        return self.with_experts(self.gated(config, query_norm=True, head_gate=True, **partly_rotary(config)), config)
-
-    def mask(self, config: Any) -> str:
-        """Causal in every layer, without windows."""
-        return "causal"
+        return super().architecture(config)
 
 
 class GptOss(Mixtral):
@@ -104,15 +97,9 @@ class GptOss(Mixtral):
 
     name, types = "gpt_oss", ("gpt_oss",)
     parts: ClassVar[ModulePaths] = without(Mixtral.parts, *(f"mlp.{name}" for name in MAPS))
+    fixed: ClassVar = {**Mixtral.fixed, "kernel": "sink", "activation": "quick_gelu"}
+    reads: ClassVar = {**Mixtral.reads, "mask": masks}
     only: ClassVar = {"swiglu_alpha": 1.702}  # its gates are those of quick_gelu
-
-    def architecture(self, config: Any) -> Architecture:
-        """Pre-norm with a last norm."""
-        return self.with_experts(self.gated(config, kernel="sink", activation="quick_gelu"), config)
-
-    def mask(self, config: Any) -> str:
-        """Windows by the kinds of layers."""
-        return masks(config)
 
     def experts(self, config: Any) -> Experts:
         """Experts weighed by a softmax of the chosen alone."""

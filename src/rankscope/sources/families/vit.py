@@ -116,6 +116,7 @@ class DinoV3(DinoV2):
     stack, final_norm = "model.layer", "norm"
     parts: ClassVar = {**DinoV2.parts, "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
     fixed: ClassVar = {**PRE, "positions": "rotary"}
+    blocks = Family.blocks
 
     def core(self, model: Any) -> Any:
         """The model with its embedding, not the encoder in it, which goes by the name of a base model."""
@@ -132,10 +133,6 @@ class DinoV3(DinoV2):
             rotary_grid=(rows, columns, 1 + config.num_register_tokens),
             mlp="gated" if config.use_gated_mlp else "plain",
         )  # fmt: skip
-
-    def blocks(self, model: Any) -> list[Any]:
-        """The layers of the model's encoder."""
-        return list(model.model.layer)
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """A class token, registers and patches, without positions."""

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.figures.escaping import LONGEST, TURNS, escaped, plain, script_json
+from rankscope.figures.text import LONGEST, TURNS, escaped, plain, script_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
