@@ -24,16 +24,7 @@ from rankscope.live.monitor.measurement import Alarm
 from rankscope.trainings import in_stack
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
-COLUMNS = (
-    "layer",
-    "head",
-    "metric",
-    "value",
-    "most",
-    "floor",
-    "samples",
-    "broken",
-)  # of a measurement, that rules read
+COLUMNS = ("layer", "head", "metric", "value", "most", "floor", "samples", "broken")  # that rules read
 LISTED = 8  # the most places, after the first, that one alarm lists
 
 
@@ -44,7 +35,6 @@ class AlarmSource(Protocol):
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms to raise at this step; `rows` has the columns of the table `training`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -100,6 +90,10 @@ class AlarmRule(ABC):
         # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`, its `place`.
         self._history: dict[str, dict[str, Any]] = {}
         self.over: dict[str, str] = {}  # by fault, a sentence on an alarm whose fault has gone
+
+    def __post_init__(self) -> None:
+        """Begin with a rule that is a dataclass, its thresholds, `patience` and `action` the fields."""
+        AlarmRule.__init__(self, self.patience, self.action)
 
     @abstractmethod
     def faults(self, rows: "MeasurementRows") -> dict[str, Fault]:

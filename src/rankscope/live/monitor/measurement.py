@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from rankscope.errors import MonitorError, TrainingWarning
-from rankscope.live.monitor import distributed
+from rankscope.live import processes
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
@@ -161,7 +161,7 @@ class Failures:
             sentence = f"Step {step}: {fault} since step {since}: {why}. The training goes on."
             known = fault in self.sentences
             self.sentences[fault] = sentence
-            if not known and distributed.is_writer():
+            if not known and processes.is_writer():
                 self.alarms.append(Alarm(step, since, UNMEASURED, None, None, "warn", sentence))
                 warnings.warn(sentence, TrainingWarning, stacklevel=5)
         else:

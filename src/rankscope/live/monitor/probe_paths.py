@@ -12,17 +12,13 @@ If the model cannot be copied any more, because its weights are NaN for example,
 `remarks` say why.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MonitorError, RankscopeError
+from rankscope.errors import MonitorError, RankscopeError, require
 from rankscope.live import processes
 from rankscope.live.hooks import isolated
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -58,27 +54,27 @@ class ProbePaths(Instrument):
         """Copy the model once; refuse one that cannot be copied, or a training without a probe."""
         self.monitor.require_one_stack("paths_every")
         self.every = self.monitor.every if self.every is None else self.every
-        if type(self.every) is not int or self.every < 1 or self.every % self.monitor.every:
-            sentence = f"paths_every must be a multiple of every={self.monitor.every}; got {self.every!r}"
-            raise MonitorError(sentence, subject="paths_every")
-        distributed.require_agreement("metrics and steps", self.every)
+        fits = type(self.every) is int and self.every > 0 and self.every % self.monitor.every == 0
+        sentence = f"paths_every must be a multiple of every={self.monitor.every}; got {self.every!r}"
+        require(fits, sentence, MonitorError, "paths_every")
+        processes.require_agreement("metrics and steps", self.every)
         if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
-        if distributed.is_sharded(model := self.monitor.wrapped):
-            came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
-            raise MonitorError(f"paths need all weights on one process; {came}", subject="paths_every")
+        came = (
+            f"those of {type(self.monitor.wrapped).__name__} are sharded: have `rankscope paths` read its checkpoints"
+        )
+        whole = not processes.is_sharded(self.monitor.wrapped)
+        require(whole, f"paths need all weights on one process; {came}", MonitorError, "paths_every")
         self.model = self.monitor.model
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
-        failure = None
         try:
-            with self._isolated():
+            with preserved_training_state(self.model), isolated(CPU):  # no autocast, no default device of the loop
                 canonical = network_on_batch(self.model, self.batch)
             self.lengths, samples = canonical.net.arch.layers + 1, len(canonical.X)
             self.samples = self._affordable_samples(canonical.net.arch, samples, canonical.X.shape[1])
         except RankscopeError as error:
-            failure = str(error)
-        for reason in filter(None, processes.gathered(failure)):
-            raise MonitorError(f"paths need a model and batch that load can take over; {reason}", subject="paths_every")
+            sentence = f"paths need a model and batch that load can take over; {error}"
+            raise MonitorError(sentence, subject="paths_every") from error
         for name, argument in self.batch.items():
             if isinstance(argument, Tensor) and argument.ndim and len(argument) == samples:  # an entry for each sample
                 self.batch[name] = argument[: self.samples]
@@ -91,7 +87,7 @@ class ProbePaths(Instrument):
         shares = torch.full((self.lengths, self.samples), torch.nan, dtype=torch.float64)
         table, failure = None, None
         try:
-            with self._isolated():
+            with preserved_training_state(self.model), isolated(CPU):  # no autocast, no default device of the loop
                 net, X, padding = network_on_batch(self.model, self.batch)
                 rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
                 shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
@@ -105,12 +101,6 @@ class ProbePaths(Instrument):
         complete = len(tables) == processes.world_size()
         self.certificates = certificate_rows(step, tables if complete else [])
         return values
-
-    @contextmanager
-    def _isolated(self) -> Iterator[None]:
-        """On the CPU, without the loop's autocast and default device, and without a trace in the training."""
-        with preserved_training_state(self.model), isolated(CPU):
-            yield
 
     def _affordable_samples(self, arch: Architecture, samples: int, tokens: int) -> int:
         """How many samples of the probe the budget allows; what that leaves out is noted."""
