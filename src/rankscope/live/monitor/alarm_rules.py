@@ -31,7 +31,6 @@ class Collapse(AlarmRule):
         "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart. (Post-norm "
         "networks may pass through this while the learning rate warms up.)"
     )
-
     threshold: float = 0.03  # at each of these layers it is below this,
     decades: float = 2.0  # or has fallen by so many powers of ten since the first measurement
     patience: int = 2
@@ -76,7 +75,6 @@ class EntropyCollapse(AlarmRule):
     name = "attention entropy collapses"
     metrics = ("entropy",)
     advice = "A norm of queries and keys (QK-norm), a lower learning rate or a longer warm-up helps."
-
     threshold: float = 0.1  # the entropy is below so many nats,
     share: float = 0.05  # or below this share of the highest it ever was,
     patience: int = 2
@@ -104,7 +102,6 @@ class AttentionSink(AlarmRule):
     name = "a sink takes a layer over"
     metrics = ("first_token_mass",)
     advice = "A gate on what heads add, or a learnt sink of their own, leaves them something else to do."
-
     threshold: float = 0.8  # the share of the attention from which on it is most
     risen: float = 0.3  # by how much the share has risen since the first measurement
     patience: int = 3
@@ -200,7 +197,6 @@ class GradientSize(SizeRule):
         "Against vanishing gradients skips and norms help; against exploding ones a lower learning rate, a "
         "longer warm-up or clipping."
     )
-
     apart: float = 3.0  # powers of ten by which a layer may differ from the median of the layers
     starved: float = 6.0
     """Powers of ten by which gradients of queries and keys may be below those of values and outputs of the same layer.
@@ -284,7 +280,6 @@ class LogitGrowth(RecentChangeRule):
     name = "attention logits grow"
     metrics = ("largest_logit",)
     advice = "A norm of queries and keys (QK-norm), a cap on logits or a lower learning rate holds them."
-
     growth: float = 0.5  # powers of ten by which the largest logit has grown over what it was lately
     threshold: float = 1e3  # the size from which on a logit is too large, however slowly it came there
     patience: int = 3
@@ -311,7 +306,6 @@ class UpdateSize(RecentChangeRule):
     name = "updates grow"
     metrics = ("update_query_key", "update_value_output", "update_mlp")
     advice = "A lower learning rate, a longer warm-up, a larger eps or a smaller beta_2 of Adam keeps steps small."
-
     growth: float = 0.2  # powers of ten by which the relative size of updates has grown
     threshold: float = 0.03  # the share of the weights' size above which it is too large, whatever the learning rate
     patience: int = 3
@@ -342,7 +336,6 @@ class StableRank(RecentChangeRule):
         "stable_rank_query_key", "stable_rank_value_output", "stable_rank_mlp",
     )  # fmt: skip
     advice = "A lower learning rate, weight decay or weights divided by their spectral norm (sigma-reparam) hold it."
-
     growth: float = 0.15  # powers of ten by which the spectral norm has risen above what it was lately
     fallen: float = 0.25  # powers of ten by which the stable rank has fallen below what it was lately
     patience: int = 3
@@ -369,7 +362,6 @@ class DeadHead(AlarmRule):
     name = "a head has died"
     metrics = ("head_mu",)
     advice = "It may be pruned; more warm-up, or less weight decay on values and outputs, keeps heads alive."
-
     threshold: float = 1e-3  # the share of the largest below which a head is small; of all of a layer its square
     patience: int = 5
     action: Action = "warn"

@@ -228,10 +228,9 @@ class BlockJacobians(Instrument):
         if plan.name in self._failed:
             return MetricValues()
         values, failure = MetricValues(), None
-        model = self.monitor.model
         try:
-            with preserved_training_state(model), sdpa_kernel(SDPBackend.MATH):  # fused kernels have one derivative
-                values = self._measure(model, plan)
+            with preserved_training_state(self.monitor.model), sdpa_kernel(SDPBackend.MATH):  # fused: one derivative
+                values = self._measure(plan)
         except Exception as error:  # blocks that keep something, kernels without derivatives, too little memory
             failure = first_line(error)
         why = next((reason for reason in processes.gathered(failure) if reason is not None), None)
@@ -245,9 +244,8 @@ class BlockJacobians(Instrument):
         self.remarks.append(sentence)
         return MetricValues()
 
-    def _measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
-        assert self.monitor.probe is not None
-        plan = replace(plan, metrics=())
+    def _measure(self, plan: WatchPlan) -> MetricValues:
+        model, plan = self.monitor.model, replace(plan, metrics=())
         recorded = BlockCalls(plan)
         with StackWatch(model, plan, of_this_thread=True) as watch, recorded.attached():
             self.monitor.probe.call(model)

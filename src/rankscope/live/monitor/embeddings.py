@@ -81,11 +81,18 @@ class ProbeEmbeddings(Instrument):
         watch, *_ = watches.values()
         try:
             with torch.no_grad(), preserved_when_called(watch.model):
-                rows = _result(self.function, output)
+                rows = of_output("embeddings", self.function, output)
+            floating = isinstance(rows, Tensor) and rows.is_floating_point()
+            if not floating or rows.ndim not in (2, 3) or not rows.numel():
+                shape = f"{rows.dtype} of {tuple(rows.shape)}" if isinstance(rows, Tensor) else ""
+                came = shape or f"a {type(rows).__name__}"
+                expected = "embeddings must give a floating tensor [sample, width], or [sample, view, width]"
+                raise MonitorError(f"{expected}; got {came}", subject="embeddings")
         except Exception as error:  # what else the probe shows is read all the same
             self._failure = error
             return
         blocks = [block for each in watches.values() for block in each.plan.blocks]
+        rows = rows.detach()
         self._rows, self._dtype = {("", None): rows}, arithmetic_of(own_parameters(submodules(*blocks)), rows)
 
     def read(self, step: int) -> MetricValues:
@@ -163,13 +170,3 @@ def preserved_when_called(model: nn.Module) -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # that a hook of all modules fires twice
         stack.callback(register_module_forward_pre_hook(Hook(on_call, get_ident())).remove)
         yield
-
-
-def _result(function: EmbeddingFunction, output: Any) -> Tensor:
-    """What the function gives for the model's output, detached; raises if that is no set of embeddings."""
-    rows = of_output("embeddings", function, output)
-    if not isinstance(rows, Tensor) or not rows.is_floating_point() or rows.ndim not in (2, 3) or not rows.numel():
-        came = f"{rows.dtype} of {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
-        expected = "embeddings must give a floating tensor [sample, width], or [sample, view, width]"
-        raise MonitorError(f"{expected}; got {came}", subject="embeddings")
-    return rows.detach()

@@ -170,11 +170,13 @@ class ForecastCheck(Instrument):
         if last > depth or (self.whole and last != depth):
             sentence = f"The forecast was not of this network: it has {last} layers, and the forecast {depth}."
             return {"agrees": False, "sentence": sentence}
-        differences = {
-            layer: difference
-            for layer, value in measured.items()
-            if (difference := _difference(self.expected.get(layer, math.nan), value, floors[layer])) is not None
-        }
+        differences = {}
+        for layer, value in measured.items():
+            expected, size = self.expected.get(layer, math.nan), max(value, floors[layer])
+            log = math.log10(size) if size > 0 else -math.inf
+            # Nothing can be said where rounding decided what was measured, and what was expected is as small.
+            if not math.isnan(expected) and (value > floors[layer] or expected > log):
+                differences[layer] = log - expected
         if not differences:
             return {"agrees": None, "sentence": f"{unknown}: rounding decided the residual in every layer."}
         kept = {str(layer): _number(difference) for layer, difference in differences.items()}
@@ -227,17 +229,6 @@ class ForecastCheck(Instrument):
         }[self.holds]  # fmt: skip
         learns = "it learns" if self.learnt else "it does not learn"
         return f"{against}: {learns}, and {chance} that it would was forecast. {says[0].upper()}{says[1:]}."
-
-
-def _difference(expected: float, value: float, floor: float) -> float | None:
-    """log10 of a measured residual minus what was expected; None where nothing can be said: the expected one is not
-    known, or rounding decided the measured one and the expected one is as small."""
-    if math.isnan(expected):
-        return None
-    if value > floor:
-        return math.log10(value) - expected
-    least = math.log10(floor) if floor > 0 else -math.inf
-    return None if expected <= least else least - expected
 
 
 def _number(value: float) -> float | None:

@@ -288,7 +288,13 @@ class OperatorMeasurement:
 
     def _hand_over(self, position: int, block: nn.Module, values: Any) -> None:
         """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
-        x = _tokens_in(values, type(block).__name__)
+        states = [values]
+        if not isinstance(values, Tensor):
+            states = [x for x in values if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
+        if len(states) != 1:  # several tensors could be its tokens
+            came = f"{type(block).__name__} returns {len(states)} tensors [batch, token, width]: give a probe"
+            raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
+        x = states[0]
         _passed(local_tokens(x.detach()), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
         call = None if compiling else self._calls.get(get_ident())
@@ -435,17 +441,6 @@ class TrainingBatches(Instrument):
         """Remove the hooks from the model."""
         for part in self.stacks.values():
             part.close()
-
-
-def _tokens_in(output: Any, block: str) -> Tensor:
-    """The tokens in what a block returned; refused if several tensors could be they."""
-    if isinstance(output, Tensor):
-        return output
-    states = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
-    if len(states) != 1:
-        came = f"{block} returns {len(states)} tensors [batch, token, width]: give a probe"
-        raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
-    return states[0]
 
 
 def _in_backward() -> bool:

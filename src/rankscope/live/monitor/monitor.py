@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import polars as pl
 from torch import nn
 
-from rankscope.errors import MonitorError, one_of, require
+from rankscope.errors import MonitorError, require, require_one_of
 from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.modules import Blocks, NamedStacks, unwrapped
@@ -238,10 +238,9 @@ class Monitor:
         notes = [*dict.fromkeys(note for part in self.instruments for note in part.notes)]
         notes += self._failures.sentences.values()
         for plan in self.plans.values():
-            if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
-                notes.append(layout_note(plan))
             if self.last is not None:
-                notes += [remark for remark in plan.remarks if remark not in notes]
+                of_plan = [*plan.remarks] if plan.layout_known else [layout_note(plan), *plan.remarks]
+                notes += [note for note in of_plan if note not in notes]
             if plan.decoder and plan.unmasked:
                 counts = "padding of the decoder, if there is any, counts as tokens, as no mask of it was found"
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
@@ -521,8 +520,7 @@ def _in_order(asked: Sequence[Instrument]) -> list[Instrument]:
 def _instrument(given: Any) -> Instrument:
     """An instrument that was given, or the one of this name."""
     if isinstance(given, str):
-        if given not in INSTRUMENTS:
-            raise MonitorError(one_of("an instrument", given, INSTRUMENTS), subject="instruments")
+        require_one_of("an instrument", given, INSTRUMENTS, MonitorError, "instruments")
         given = INSTRUMENTS[given]()
     if not isinstance(given, Instrument):
         received = f"received {given.__name__ if isinstance(given, type) else f'a {type(given).__name__}'}"

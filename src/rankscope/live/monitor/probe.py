@@ -220,18 +220,17 @@ class Probe(Instrument):
             MonitorError: The model cannot be called with the probe.
         """
         plans = self.monitor.plans
-        by_stack = beside_plugins([*plans.values()], lambda: self._read_stacks(plans))
+        by_stack = beside_plugins([*plans.values()], self._read_stacks)
         self.measured = True
         for name, plan in plans.items():
             join_gradients(by_stack[name], plan.tensor_parallel)
         return joined_stacks(by_stack)
 
-    def _read_stacks(self, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
-        model = self.monitor.model
+    def _read_stacks(self) -> dict[str, MetricValues]:
         values, failure, why = dict[str, MetricValues](), None, None
         if self.has_loss:
             try:
-                values = self._measure(model, plans, {name: TokenGradients(plan) for name, plan in plans.items()})
+                values = self._measure(differentiate=True)
             except Exception as error:  # too little memory, or code that has no gradient
                 failure = error
             why = None if failure is None else first_line(failure)
@@ -241,11 +240,11 @@ class Probe(Instrument):
                 if isinstance(failure, RankscopeError) and not self.measured:
                     raise failure
                 try:
-                    values = self._measure(model, plans, {})
+                    values = self._measure(differentiate=False)
                 except RankscopeError:
                     raise
                 except Exception as error:
-                    raised = f"{type(model).__name__} raised {type(error).__name__}: {first_line(error)}"
+                    raised = f"{type(self.monitor.model).__name__} raised {type(error).__name__}: {first_line(error)}"
                     sentence = f"a probe must be a batch that the model can be called with; called with it, {raised}"
                     raise MonitorError(sentence, subject="probe") from error
             if why is not None:  # the loss failed, not the model
@@ -260,18 +259,15 @@ class Probe(Instrument):
         args = [value.to(device) if isinstance(value, Tensor) else value for value in args]
         return model(*args[:named], **dict(zip(self.kwargs, args[named:], strict=True)))
 
-    def _measure(
-        self, model: nn.Module, plans: Mapping[str, WatchPlan], gradients: Mapping[str, TokenGradients]
-    ) -> dict[str, MetricValues]:
-        of_gradients: dict[str, MetricValues] = {}
-        with preserved_training_state(model), torch.set_grad_enabled(bool(gradients)):
+    def _measure(self, differentiate: bool) -> dict[str, MetricValues]:
+        model, plans, of_gradients = self.monitor.model, self.monitor.plans, dict[str, MetricValues]()
+        gradients = {name: TokenGradients(plan) for name, plan in plans.items() if differentiate}
+        with preserved_training_state(model), torch.set_grad_enabled(differentiate):
             with ExitStack() as entered:
-                watches = {
-                    name: entered.enter_context(StackWatch(model, plan, of_this_thread=True))
-                    for name, plan in plans.items()
-                }
+                enter = entered.enter_context
+                watches = {k: enter(StackWatch(model, plan, of_this_thread=True)) for k, plan in plans.items()}
                 for noted in gradients.values():
-                    entered.enter_context(noted.attached())
+                    enter(noted.attached())
                 output = self.call(model)
             for listener in self.listeners:
                 listener(watches, output)

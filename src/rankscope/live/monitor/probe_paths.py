@@ -60,12 +60,10 @@ class ProbePaths(Instrument):
         processes.require_agreement("metrics and steps", self.every)
         if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
-        came = (
-            f"those of {type(self.monitor.wrapped).__name__} are sharded: have `rankscope paths` read its checkpoints"
-        )
-        whole = not processes.is_sharded(self.monitor.wrapped)
-        require(whole, f"paths need all weights on one process; {came}", MonitorError, "paths_every")
-        self.model = self.monitor.model
+        self.model, model = self.monitor.model, self.monitor.wrapped
+        came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
+        sentence = f"paths need all weights on one process; {came}"
+        require(not processes.is_sharded(model), sentence, MonitorError, "paths_every")
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
         try:
             with preserved_training_state(self.model), isolated(CPU):  # no autocast, no default device of the loop
@@ -89,8 +87,8 @@ class ProbePaths(Instrument):
         try:
             with preserved_training_state(self.model), isolated(CPU):  # no autocast, no default device of the loop
                 net, X, padding = network_on_batch(self.model, self.batch)
-                rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
-                shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
+                lengths = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
+                shares = torch.tensor(lengths["share"].to_list(), dtype=torch.float64).view_as(shares)
                 table = certify(net, X, padding).table.drop("hypotheses")
         except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
             failure = f"step {step}: paths or certificates are not measured: {first_line(error)}"
@@ -98,8 +96,13 @@ class ProbePaths(Instrument):
         self.remarks += [why for why in dict.fromkeys(processes.gathered(failure)) if why is not None]
         for length, share in enumerate(shares):
             values.add(None, f"paths_{length}", share)
-        complete = len(tables) == processes.world_size()
-        self.certificates = certificate_rows(step, tables if complete else [])
+        self.certificates = pl.DataFrame(schema=CERTIFICATES)
+        if len(tables) == processes.world_size():
+            certificates = Certificates(pl.concat(tables), Manifest())  # samples of two ranks may share a number
+            broken = certificates.broken().group_by("theorem").agg(pl.len().alias("broken"))
+            rows = certificates.summary().join(broken, on="theorem", how="left", maintain_order="left")
+            rows = rows.with_columns(pl.lit(step).alias("step"), pl.col("broken").fill_null(0))
+            self.certificates = rows.select(pl.col(name).cast(kind) for name, kind in CERTIFICATES.items())
         return values
 
     def _affordable_samples(self, arch: Architecture, samples: int, tokens: int) -> int:
@@ -114,14 +117,3 @@ class ProbePaths(Instrument):
             take = f"{tokens} tokens take some {sample / self.budget:.0f} minutes of one core at each measurement"
             self.remarks.append(f"paths and certificates of a sample of {take}: shorter samples are quicker")
         return affordable
-
-
-def certificate_rows(step: int, tables: list[pl.DataFrame]) -> pl.DataFrame:
-    """A row for each theorem, over the samples of all ranks' tables; no rows without tables."""
-    if not tables:
-        return pl.DataFrame(schema=CERTIFICATES)
-    certificates = Certificates(pl.concat(tables), Manifest())  # samples of two ranks may share a number
-    broken = certificates.broken().group_by("theorem").agg(pl.len().alias("broken"))
-    rows = certificates.summary().join(broken, on="theorem", how="left", maintain_order="left")
-    rows = rows.with_columns(pl.lit(step).alias("step"), pl.col("broken").fill_null(0))
-    return rows.select(pl.col(name).cast(kind) for name, kind in CERTIFICATES.items())

@@ -90,13 +90,6 @@ class ParameterSlice:
         """Return the numbers of this slice, out of those of all outputs of the weight."""
         return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
 
-    def entries(self, tensor: Tensor) -> Tensor:
-        """Return the entries of this slice, flat, out of a tensor shaped like the weight or like its bias."""
-        if self.outputs == (None, None):
-            return tensor.flatten()
-        outputs = tensor.movedim(self.axis if tensor.ndim > 1 else 0, 0)
-        return outputs.reshape(self.heads, -1, *outputs.shape[1:])[:, slice(*self.outputs)].flatten()
-
 
 SliceKey = tuple[int, str]
 Place = tuple[int, Group]  # the first place of a block, from 1, and a group of its weights
@@ -434,14 +427,12 @@ class WeightGradients(WeightInstrument):
             self._squares = {"weight": self._sums(self._before.items())}
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            with self._contained():
-                self._take_gradients()
+            self._take_gradients()
             return None
 
         def closure_then_gradients() -> Any:
             loss = closure()
-            with self._contained():
-                self._take_gradients()
+            self._take_gradients()
             return loss
 
         if len(args) > 1:
@@ -451,11 +442,12 @@ class WeightGradients(WeightInstrument):
     @torch.no_grad()
     def _take_gradients(self) -> None:
         """Take the gradients; a fused optimiser divides them by a scaler's scale itself, or skips the step."""
-        self._squares["gradient"] = self._sums((key, part.weight.grad) for key, part in self._slices.items())
-        scale = getattr(self.optimizer, "grad_scale", None)
-        self._scale = 1.0 if scale is None else scale.double().clone()
-        infinite = getattr(self.optimizer, "found_inf", None)
-        self._skipped = False if infinite is None else infinite.clone()
+        with self._contained():
+            self._squares["gradient"] = self._sums((key, part.weight.grad) for key, part in self._slices.items())
+            scale = getattr(self.optimizer, "grad_scale", None)
+            self._scale = 1.0 if scale is None else scale.double().clone()
+            infinite = getattr(self.optimizer, "found_inf", None)
+            self._skipped = False if infinite is None else infinite.clone()
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -492,10 +484,8 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
 
 def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tensor:
     """The Frobenius norm of these slices together."""
-    sums = []
-    for part in parts:
-        if (by_output := squares.get(part.key)) is not None:
-            sums.append(part.choose(processes.full_tensor(by_output)).sum())
+    there = [part for part in parts if part.key in squares]
+    sums = [part.choose(processes.full_tensor(squares[part.key])).sum() for part in there]
     if not sums:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()
