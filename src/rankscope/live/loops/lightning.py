@@ -105,10 +105,12 @@ class LightningMonitor(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, *_: Any) -> None:
-        """Close the monitor when the training has ended, or raised."""
+        """Close the monitor when the training has ended."""
         self.close()
 
-    on_exception = on_train_end
+    def on_exception(self, *_: Any) -> None:
+        """Close the monitor when the training has raised."""
+        self.close()
 
     def close(self) -> None:
         """Close the monitor, if there is one."""

@@ -111,8 +111,6 @@ class TrainingCall:
 class OperatorMeasurement:
     """Reads metrics of tokens through operators, and gradients at the tokens if the model is not compiled."""
 
-    has_gradients = True
-
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.plan, blocks, self.contained = plan, plan.blocks, False
         self.record(False)
@@ -294,7 +292,7 @@ class OperatorMeasurement:
         if len(states) != 1:  # several tensors could be its tokens
             came = f"{type(block).__name__} returns {len(states)} tensors [batch, token, width]: give a probe"
             raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
-        x = states[0]
+        x: Tensor = states[0]
         _passed(local_tokens(x.detach()), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
         call = None if compiling else self._calls.get(get_ident())
@@ -358,8 +356,6 @@ class LayoutFinder:
 class WatchMeasurement:
     """Reads any metric through a `StackWatch`, which is entered for the steps that are recorded."""
 
-    has_gradients = False
-
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.model, self.plan, self.contained = model, plan, False
         self.watch: StackWatch | None = None
@@ -418,7 +414,7 @@ class TrainingBatches(Instrument):
             self.stacks[stack] = kind(self.monitor.model, plan)
         if compiled:
             torch.compiler.reset()  # graphs of earlier calls have no hooks
-        self.metrics = (GRADIENT_METRIC,) * any(part.has_gradients for part in self.stacks.values())
+        self.metrics = (GRADIENT_METRIC,) * any(isinstance(part, OperatorMeasurement) for part in self.stacks.values())
 
     @property
     def recording(self) -> bool:  # type: ignore[override]
