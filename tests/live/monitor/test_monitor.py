@@ -17,8 +17,8 @@ import rankscope
 from rankscope import Monitor
 from rankscope.errors import FileError, MonitorError
 from rankscope.live.monitor.alarm_rules import GradientSize
-from rankscope.live.monitor.distributed import full_tensor, is_sharded
 from rankscope.live.monitor.probe import Probe
+from rankscope.live.processes import full_tensor, is_sharded
 from rankscope.live.writers import JSONLines
 from tests.live.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises

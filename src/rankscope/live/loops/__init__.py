@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankscope.errors import MonitorError, one_of
+from rankscope.errors import MonitorError, require_one_of
 from rankscope.live.monitor import Monitor
 from rankscope.live.writers import scalars
 from rankscope.metrics import Metric
@@ -24,8 +24,7 @@ def named_options(callback: str, positional: Sequence[object], options: Mapping[
         raise MonitorError(f"{expected}; {came}: {callback}(metrics, probe=batch)", subject="options")
     known = [name for name in inspect.signature(Monitor).parameters if name not in ("model", "step")]
     for name in options:
-        if name not in known:
-            raise MonitorError(one_of(f"an option of {callback}", name, known), subject=name)
+        require_one_of(f"an option of {callback}", name, known, MonitorError, name)
     return dict(zip(("metrics",), positional, strict=False)) | dict(options)
 
 

@@ -8,7 +8,7 @@ a run folder. What happens when `Monitor.step` is called (`monitor.py`):
    and that is all.
 3. Otherwise each instrument reads, by itself: the probe or training batches first, each with all that training uses
    put back afterwards (`training_state.py`).
-4. `running_sums.py` reduces all values to sums, `distributed.py` merges those of all processes.
+4. `running_sums.py` reduces all values to sums, and merges those of all processes.
 5. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`), and
    `forecast_check.py` compares them with what was forecast of the training.
 6. The first process writes measurement and alarms to the run folder and calls the writers

@@ -2,11 +2,13 @@
 
 `Monitor` uses `default_rules()` unless it is given `alarms=`. Each rule compares a measurement with numbers
 that no healthy network has, with the other layers, or with the run's own past; `rankscope_studies.research.alarms`
-measures how often they are wrong. The arguments `patience` and `action` are those of `AlarmRule`.
+measures how often they are wrong. A rule is a dataclass: its fields are its thresholds, and the `patience` and `action`
+of `AlarmRule`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -19,13 +21,9 @@ WEIGHTS = {"query_key": "queries and keys", "value_output": "values and outputs"
 """Kinds of weights, by the ends of names of metrics."""
 
 
+@dataclass(eq=False, repr=False)
 class Collapse(AlarmRule):
-    """Tokens become the same: from some layer to the last, `relative_mu` (||res X||_F / ||X||_F) is small.
-
-    Args:
-        threshold: At each of these layers it is below this,
-        decades: or has fallen by so many powers of ten since the first measurement.
-    """
+    """Tokens become the same: from some layer to the last, `relative_mu` (||res X||_F / ||X||_F) is small."""
 
     name = "tokens collapse"
     metrics = ("relative_mu", "relative_residual")
@@ -33,12 +31,10 @@ class Collapse(AlarmRule):
         "Skips of full weight, and branches of weight 1/sqrt(depth) beside them, hold tokens apart. (Post-norm "
         "networks may pass through this while the learning rate warms up.)"
     )
-
-    def __init__(
-        self, threshold: float = 0.03, decades: float = 2.0, patience: int = 2, action: Action = "warn"
-    ) -> None:
-        super().__init__(patience, action)
-        self.threshold, self.decades = threshold, decades
+    threshold: float = 0.03  # at each of these layers it is below this,
+    decades: float = 2.0  # or has fallen by so many powers of ten since the first measurement
+    patience: int = 2
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """One fault, at the first of the layers up to the last that have all collapsed. Layers with a sample that is
@@ -58,7 +54,7 @@ class Collapse(AlarmRule):
             return {}
         layer, last = collapsed[-1], max(now)
         sizes, before = (
-            [f"less than rounding shows ({_short(floors[at])})" if x <= floors[at] else _short(x) for at, x in ends]
+            [f"less than rounding shows ({floors[at]:.2g})" if x <= floors[at] else f"{x:.2g}" for at, x in ends]
             for ends in ([(at, now[at]) for at in (layer, last)], [(at, start[str(at)]) for at in (layer, last)])
         )
         differ = f"{sizes[0]} of their size there and {sizes[1]} at layer {last}"
@@ -67,14 +63,10 @@ class Collapse(AlarmRule):
         return {"tokens": Fault(layer, None, description)}
 
 
+@dataclass(eq=False, repr=False)
 class EntropyCollapse(AlarmRule):
     """Attention of a layer falls on single tokens: its entropy, mean over heads, is small. Training that
     comes here tends to diverge (Zhai et al. 2023).
-
-    Args:
-        threshold: The entropy is below so many nats,
-        share: or below this share of the highest it ever was,
-        never: or has never been above so many nats. (A layer that has learnt to be sharp was not so at first.)
 
     Even attention of n tokens under a causal mask has `log(n!) / n` nats. Where samples are so short that a quarter of
     that is less than `threshold`, it is the threshold; half of it, where that is less than `never`, stands for `never`.
@@ -83,13 +75,11 @@ class EntropyCollapse(AlarmRule):
     name = "attention entropy collapses"
     metrics = ("entropy",)
     advice = "A norm of queries and keys (QK-norm), a lower learning rate or a longer warm-up helps."
-
-    def __init__(
-        self, threshold: float = 0.1, share: float = 0.05, patience: int = 2, action: Action = "warn",
-        never: float = 0.35,
-    ) -> None:  # fmt: skip
-        super().__init__(patience, action)
-        self.threshold, self.share, self.never = threshold, share, never
+    threshold: float = 0.1  # the entropy is below so many nats,
+    share: float = 0.05  # or below this share of the highest it ever was,
+    patience: int = 2
+    action: Action = "warn"
+    never: float = 0.35  # or has never been above so many nats (a layer that learns to be sharp was not so at first)
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose attention has collapsed."""
@@ -100,26 +90,22 @@ class EntropyCollapse(AlarmRule):
         for layer, entropy in rows.layers("entropy").items():
             highest = peak[str(layer)] = max(entropy, peak.get(str(layer), entropy))
             if entropy < max(threshold, self.share * highest) or highest < never:
-                nats = f"its entropy is {_short(entropy)} nats, and was {_short(highest)} at the highest"
+                nats = f"its entropy is {entropy:.2g} nats, and was {highest:.2g} at the highest"
                 faults[str(layer)] = Fault(layer, None, f"attention of layer {layer} falls on single tokens: {nats}")
         return faults
 
 
+@dataclass(eq=False, repr=False)
 class AttentionSink(AlarmRule):
-    """The first token takes most of a layer's attention, mean over heads, and much more than at first.
-
-    Args:
-        threshold: The share of the attention from which on it is most.
-        risen: By how much the share has risen since the first measurement.
-    """
+    """The first token takes most of a layer's attention, mean over heads, and much more than at first."""
 
     name = "a sink takes a layer over"
     metrics = ("first_token_mass",)
     advice = "A gate on what heads add, or a learnt sink of their own, leaves them something else to do."
-
-    def __init__(self, threshold: float = 0.8, risen: float = 0.3, patience: int = 3, action: Action = "warn") -> None:
-        super().__init__(patience, action)
-        self.threshold, self.risen = threshold, risen
+    threshold: float = 0.8  # the share of the attention from which on it is most
+    risen: float = 0.3  # by how much the share has risen since the first measurement
+    patience: int = 3
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose attention goes to the first token."""
@@ -135,17 +121,12 @@ class AttentionSink(AlarmRule):
 
 class SizeRule(AlarmRule):
     """The base of rules about sizes by layer that blow up or vanish. A size that is NaN or infinite raises
-    its alarm at once.
+    its alarm at once."""
 
-    Args:
-        jump: Powers of ten by which a size may differ from its last values: from a running mean of
-            logarithms, in which each measurement counts a tenth.
-        drift: Powers of ten by which it may differ from its first value.
-    """
-
-    def __init__(self, jump: float = 2.0, drift: float = 5.0, patience: int = 2, action: Action = "warn") -> None:
-        super().__init__(patience, action)
-        self.jump, self.drift = jump, drift
+    jump: float
+    """Powers of ten by which a size may differ from its last values: from a running mean of logarithms, in which each
+    measurement counts a tenth."""
+    drift: float  # powers of ten by which it may differ from its first value
 
     def changes(
         self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str],
@@ -172,21 +153,26 @@ class SizeRule(AlarmRule):
                 start[name] = recent[name] = log
             elif abs(jump) > self.jump or abs(drift) > self.drift:
                 way, verb = WAYS[jump > 0 if abs(jump) > self.jump else drift > 0]
-                before = f"{_short(10**usual)} over the last measurements, {_short(10 ** start[name])} at the first"
-                description = f"{words} of layer {layer} {verb}: {_short(size)} now, {before}"
+                before = f"{10**usual:.2g} over the last measurements, {10 ** start[name]:.2g} at the first"
+                description = f"{words} of layer {layer} {verb}: {size:.2g} now, {before}"
                 faults[f"{name} {way}"] = Fault(layer, None, description, f"{metric} {way}")
             else:  # only healthy sizes count as usual ones
                 recent[name] = usual + 0.1 * jump
         return faults
 
 
+@dataclass(eq=False, repr=False)
 class TokenSize(SizeRule):
     """Tokens blow up, vanish or are not finite: ||X||_F, which is `mu / relative_mu`, or `mu` if that is all
-    there is. The arguments are those of `SizeRule`."""
+    there is."""
 
     name = "tokens blow up or vanish"
     metrics = ("mu",)
     advice = "A lower learning rate, clipped gradients and a norm before each branch keep their size."
+    jump: float = 2.0
+    drift: float = 5.0
+    patience: int = 2
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer and direction."""
@@ -197,18 +183,11 @@ class TokenSize(SizeRule):
         return self.changes("size", "tokens", sizes, rows.broken("mu"))
 
 
+@dataclass(eq=False, repr=False)
 class GradientSize(SizeRule):
     """Gradients of a layer blow up, vanish or are not finite. Where tokens collapse, those of queries and
     keys vanish beside those of values and outputs (Noci et al. 2022). In healthy GPTs they begin small, and rise by
-    powers of ten once attention learns: they blow up only where they are larger than those of values and outputs.
-
-    Args:
-        apart: Powers of ten by which a layer may differ from the median of the layers.
-        starved: Powers of ten by which gradients of queries and keys may be below those of values and
-            outputs of the same layer. (In the first steps of healthy GPTs, whose attention is all but uniform, they
-            are below by up to 5.4; without skips by 8 and more at the last layer.)
-        jump, drift: As in `SizeRule`.
-    """
+    powers of ten once attention learns: they blow up only where they are larger than those of values and outputs."""
 
     name = "gradients blow up or vanish"
     metrics = ("grad_query_key", "grad_value_output", "grad_mlp", "grad_tokens")
@@ -218,13 +197,15 @@ class GradientSize(SizeRule):
         "Against vanishing gradients skips and norms help; against exploding ones a lower learning rate, a "
         "longer warm-up or clipping."
     )
-
-    def __init__(
-        self, apart: float = 3.0, starved: float = 6.0, jump: float = 3.0, drift: float = 5.0,
-        patience: int = 3, action: Action = "warn",
-    ) -> None:  # fmt: skip
-        super().__init__(jump, drift, patience, action)
-        self.apart, self.starved = apart, starved
+    apart: float = 3.0  # powers of ten by which a layer may differ from the median of the layers
+    starved: float = 6.0
+    """Powers of ten by which gradients of queries and keys may be below those of values and outputs of the same layer.
+    (In the first steps of healthy GPTs, whose attention is all but uniform, they are below by up to 5.4; without skips
+    by 8 and more at the last layer.)"""
+    jump: float = 3.0
+    drift: float = 5.0
+    patience: int = 3
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each metric, layer and direction; of several reasons for one, the first is given."""
@@ -242,13 +223,13 @@ class GradientSize(SizeRule):
                 above = -_decades_fallen(middle, size)
                 if abs(above) > self.apart and not (above > 0 and size < harmless.get(layer, 0.0)):
                     way, verb = WAYS[above > 0]
-                    beside = f"{_short(size)}, where {which} is {_short(middle)}"
+                    beside = f"{size:.2g}, where {which} is {middle:.2g}"
                     fault = Fault(layer, None, f"{words} of layer {layer} {verb}: {beside}", f"{metric} {way}")
                     faults[f"{metric} {layer} {way}"] = fault
             changes |= self.changes(metric, words, now, rows.broken(metric), harmless)
         for layer, size in rows.layers("grad_query_key").items():
             if _decades_fallen(values.get(layer, 0.0), size) > self.starved:
-                beside = f"{_short(size)}, where those of its values and outputs are {_short(values[layer])}"
+                beside = f"{size:.2g}, where those of its values and outputs are {values[layer]:.2g}"
                 description = f"gradients of queries and keys of layer {layer} vanish: {beside}"
                 fault = Fault(layer, None, description, "grad_query_key down")
                 faults.setdefault(f"grad_query_key {layer} down", fault)
@@ -282,23 +263,27 @@ class RecentChangeRule(AlarmRule):
                 changes[layer] = (logs[-1] - usual, 10**usual)
         return changes
 
+    def changes_of_weights(self, rows: MeasurementRows) -> Iterator[tuple[str, str, int, float, float, float]]:
+        """(Metric, its kind of weights in words, layer, the number there, how far it has changed, what it was lately)
+        of all metrics of the rule."""
+        for metric in self.metrics:
+            now, weights = rows.layers(metric), next(words for end, words in WEIGHTS.items() if metric.endswith(end))
+            for layer, (change, usual) in self.recent_changes(metric, now).items():
+                yield metric, weights, layer, now[layer], change, usual
 
+
+@dataclass(eq=False, repr=False)
 class LogitGrowth(RecentChangeRule):
     """Attention logits grow: the largest of a layer, over its heads and all samples, has grown fast, or is larger than
-    any healthy one.
-
-    Args:
-        growth: Powers of ten by which the largest logit has grown over what it was lately.
-        threshold: The size from which on a logit is too large, however slowly it came there.
-    """
+    any healthy one."""
 
     name = "attention logits grow"
     metrics = ("largest_logit",)
     advice = "A norm of queries and keys (QK-norm), a cap on logits or a lower learning rate holds them."
-
-    def __init__(self, growth: float = 0.5, threshold: float = 1e3, patience: int = 3, action: Action = "warn") -> None:
-        super().__init__(patience, action)
-        self.growth, self.threshold = growth, threshold
+    growth: float = 0.5  # powers of ten by which the largest logit has grown over what it was lately
+    threshold: float = 1e3  # the size from which on a logit is too large, however slowly it came there
+    patience: int = 3
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose largest logit grows."""
@@ -308,54 +293,42 @@ class LogitGrowth(RecentChangeRule):
         for layer, size in now.items():
             change, usual = changes.get(layer, (0.0, size))
             if change > self.growth or size > self.threshold:
-                sizes = f"the largest is {_short(size)}, and was {_short(usual)} lately"
+                sizes = f"the largest is {size:.2g}, and was {usual:.2g} lately"
                 faults[str(layer)] = Fault(layer, None, f"attention logits of layer {layer} grow: {sizes}")
         return faults
 
 
+@dataclass(eq=False, repr=False)
 class UpdateSize(RecentChangeRule):
     """Updates of weights grow: one step changes weights by a larger share of their size than lately. A learning rate
-    that rises explains that, as long as the share is small.
-
-    Args:
-        growth: Powers of ten by which the relative size of updates has grown.
-        threshold: The share of the weights' size above which a growing update is too large, whatever the learning rate.
-    """
+    that rises explains that, as long as the share is small."""
 
     name = "updates grow"
     metrics = ("update_query_key", "update_value_output", "update_mlp")
     advice = "A lower learning rate, a longer warm-up, a larger eps or a smaller beta_2 of Adam keeps steps small."
-
-    def __init__(
-        self, growth: float = 0.2, threshold: float = 0.03, patience: int = 3, action: Action = "warn"
-    ) -> None:
-        super().__init__(patience, action)
-        self.growth, self.threshold = growth, threshold
+    growth: float = 0.2  # powers of ten by which the relative size of updates has grown
+    threshold: float = 0.03  # the share of the weights' size above which it is too large, whatever the learning rate
+    patience: int = 3
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each kind of weights and layer whose updates grow."""
         rate = rows.run_value("lr")
         by_rate, _ = self.recent_changes("lr", {} if rate is None else {0: rate}).get(0, (0.0, 0.0))
         faults = {}
-        for metric in self.metrics:
-            now, weights = rows.layers(metric), _weights(metric)
-            for layer, (change, usual) in self.recent_changes(metric, now).items():
-                explained = 0.0 if now[layer] > self.threshold else max(0.0, by_rate)
-                if change - explained > self.growth:
-                    share = f"a step changes them by {_short(now[layer])} of their size, lately by {_short(usual)}"
-                    description = f"updates of {weights} of layer {layer} grow: {share}"
-                    faults[f"{metric} {layer}"] = Fault(layer, None, description, metric)
+        for metric, weights, layer, size, change, usual in self.changes_of_weights(rows):
+            explained = 0.0 if size > self.threshold else max(0.0, by_rate)
+            if change - explained > self.growth:
+                share = f"a step changes them by {size:.2g} of their size, lately by {usual:.2g}"
+                description = f"updates of {weights} of layer {layer} grow: {share}"
+                faults[f"{metric} {layer}"] = Fault(layer, None, description, metric)
         return faults
 
 
+@dataclass(eq=False, repr=False)
 class StableRank(RecentChangeRule):
     """Weights grow along one direction: their spectral norm ||W||_2 rises fast, or their stable rank,
-    ||W||_F^2 / ||W||_2^2, falls fast.
-
-    Args:
-        growth: Powers of ten by which the spectral norm has risen above what it was lately.
-        fallen: Powers of ten by which the stable rank has fallen below what it was lately.
-    """
+    ||W||_F^2 / ||W||_2^2, falls fast."""
 
     name = "weights grow along one direction"
     metrics = (
@@ -363,41 +336,35 @@ class StableRank(RecentChangeRule):
         "stable_rank_query_key", "stable_rank_value_output", "stable_rank_mlp",
     )  # fmt: skip
     advice = "A lower learning rate, weight decay or weights divided by their spectral norm (sigma-reparam) hold it."
-
-    def __init__(self, growth: float = 0.15, fallen: float = 0.25, patience: int = 3, action: Action = "warn") -> None:
-        super().__init__(patience, action)
-        self.growth, self.fallen = growth, fallen
+    growth: float = 0.15  # powers of ten by which the spectral norm has risen above what it was lately
+    fallen: float = 0.25  # powers of ten by which the stable rank has fallen below what it was lately
+    patience: int = 3
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each kind of weights and layer; of both reasons, that of the spectral norm is given."""
         faults: dict[str, Fault] = {}
-        for metric in self.metrics:
-            now, weights = rows.layers(metric), _weights(metric)
+        for metric, weights, layer, now, change, usual in self.changes_of_weights(rows):
             norm = metric.startswith("spectral_norm")
-            for layer, (change, usual) in self.recent_changes(metric, now).items():
-                if change > self.growth if norm else change < -self.fallen:
-                    what = "spectral norm" if norm else "stable rank"
-                    numbers = f"their {what} is {_short(now[layer])}, and was {_short(usual)} lately"
-                    description = f"weights of {weights} of layer {layer} grow along one direction: {numbers}"
-                    faults.setdefault(f"{weights} {layer}", Fault(layer, None, description, weights))
+            if change > self.growth if norm else change < -self.fallen:
+                what = "spectral norm" if norm else "stable rank"
+                numbers = f"their {what} is {now:.2g}, and was {usual:.2g} lately"
+                description = f"weights of {weights} of layer {layer} grow along one direction: {numbers}"
+                faults.setdefault(f"{weights} {layer}", Fault(layer, None, description, weights))
         return faults
 
 
+@dataclass(eq=False, repr=False)
 class DeadHead(AlarmRule):
     """A head adds the same to all tokens: `head_mu`, ||res X||_F of its contribution, is small beside that of the
-    largest head of its layer; or all heads of a layer do, beside those of the other layers or what they once added.
-
-    Args:
-        threshold: The share of the largest below which a head is small; all heads of a layer below its square.
-    """
+    largest head of its layer; or all heads of a layer do, beside those of the other layers or what they once added."""
 
     name = "a head has died"
     metrics = ("head_mu",)
     advice = "It may be pruned; more warm-up, or less weight decay on values and outputs, keeps heads alive."
-
-    def __init__(self, threshold: float = 1e-3, patience: int = 5, action: Action = "warn") -> None:
-        super().__init__(patience, action)
-        self.threshold = threshold
+    threshold: float = 1e-3  # the share of the largest below which a head is small; of all of a layer its square
+    patience: int = 5
+    action: Action = "warn"
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each head that has died."""
@@ -410,14 +377,14 @@ class DeadHead(AlarmRule):
             elsewhere = max((size for at, size in largest.items() if at != layer), default=0.0)
             earlier = peak[str(layer)] = max(most, peak.get(str(layer), most))
             if most < self.threshold**2 * max(elsewhere, earlier):
-                adds = f"what its heads add differs by at most {_short(most)} between them"
-                beside = f"that of other layers by {_short(elsewhere)}, its own once by {_short(earlier)}"
+                adds = f"what its heads add differs by at most {most:.2g} between them"
+                beside = f"that of other layers by {elsewhere:.2g}, its own once by {earlier:.2g}"
                 description = f"attention of layer {layer} tells tokens apart no more: {adds}, {beside}"
                 faults[str(layer)] = Fault(layer, None, description)
                 continue
             for head, size in heads.items():
                 if size < self.threshold * most:
-                    adds = f"what it adds differs by {_short(size)} between them, the largest head's by {_short(most)}"
+                    adds = f"what it adds differs by {size:.2g} between them, the largest head's by {most:.2g}"
                     description = f"head {head} of layer {layer} tells tokens apart no more: {adds}"
                     faults[f"{layer} {head}"] = Fault(layer, head, description)
         return faults
@@ -454,12 +421,3 @@ def _decades_fallen(before: float, now: float) -> float:
     if before <= 0:
         return 0.0
     return math.inf if now <= 0 else math.log10(before / now)
-
-
-def _weights(metric: str) -> str:
-    """The kind of weights that a metric is of, in words."""
-    return next(words for name, words in WEIGHTS.items() if metric.endswith(name))
-
-
-def _short(number: float) -> str:
-    return f"{number:.2g}"

@@ -24,16 +24,7 @@ from rankscope.live.monitor.measurement import Alarm
 from rankscope.trainings import in_stack
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]  # stop: warn, and set `monitor.should_stop`
-COLUMNS = (
-    "layer",
-    "head",
-    "metric",
-    "value",
-    "most",
-    "floor",
-    "samples",
-    "broken",
-)  # of a measurement, that rules read
+COLUMNS = ("layer", "head", "metric", "value", "most", "floor", "samples", "broken")  # that rules read
 LISTED = 8  # the most places, after the first, that one alarm lists
 
 
@@ -44,7 +35,6 @@ class AlarmSource(Protocol):
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms to raise at this step; `rows` has the columns of the table `training`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -100,6 +90,10 @@ class AlarmRule(ABC):
         # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`, its `place`.
         self._history: dict[str, dict[str, Any]] = {}
         self.over: dict[str, str] = {}  # by fault, a sentence on an alarm whose fault has gone
+
+    def __post_init__(self) -> None:
+        """Begin with a rule that is a dataclass, its thresholds, `patience` and `action` the fields."""
+        AlarmRule.__init__(self, self.patience, self.action)
 
     @abstractmethod
     def faults(self, rows: "MeasurementRows") -> dict[str, Fault]:
@@ -173,11 +167,7 @@ class RuleOfStacks:
     def __init__(self, rule: AlarmRule, stacks: Sequence[str]) -> None:
         self.name, self.metrics, self.action = rule.name, rule.metrics, rule.action
         self.by_stack = {stack: rule.for_stack(stack) for stack in stacks}
-
-    @property
-    def alarm_names(self) -> list[str]:
-        """What its alarms may be called."""
-        return [self.name, *(in_stack(self.name, stack) for stack in self.by_stack)]
+        self.alarm_names = [self.name, *(in_stack(self.name, stack) for stack in stacks)]
 
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms of all stacks; each is given the rows of its own layers, and those of the whole run."""
@@ -259,6 +249,8 @@ class RuleSet(Instrument):
         self.rules: list[AlarmSource] = [
             RuleOfStacks(rule, stacks) if stacks and isinstance(rule, AlarmRule) else rule for rule in rules
         ]
+        each = [part for rule in self.rules for part in getattr(rule, "by_stack", {"": rule}).values()]
+        self._alarm_rules = [rule for rule in each if isinstance(rule, AlarmRule)]  # of every stack
         self._initial_state = self.state_dict()
 
     def attach(self) -> None:
@@ -281,17 +273,13 @@ class RuleSet(Instrument):
 
     def set_tokens(self, tokens: Mapping[str, int | None]) -> None:
         """Tell the rules how many tokens the longest sample has, by the name of its stack ("" where there is one)."""
-        for rule in self.rules:
-            for stack, stack_rule in getattr(rule, "by_stack", {"": rule}).items():
-                if isinstance(stack_rule, AlarmRule):
-                    stack_rule.tokens = tokens.get(stack)
+        for rule in self._alarm_rules:
+            rule.tokens = tokens.get(rule.stack)
 
     @property
     def notes(self) -> list[str]:
         """Sentences on rules that raise nothing, and on alarms whose faults have gone."""
-        rules = [part for rule in self.rules for part in getattr(rule, "by_stack", {"": rule}).values()]
-        over = [sentence for rule in rules if isinstance(rule, AlarmRule) for sentence in rule.over.values()]
-        return self.remarks + over
+        return self.remarks + [sentence for rule in self._alarm_rules for sentence in rule.over.values()]
 
     def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
         """Call the function of each alarm whose rule has one, warn of the others, and return whether to stop training.

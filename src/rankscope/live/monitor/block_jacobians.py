@@ -33,15 +33,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rankscope.errors import MonitorError, require
+from rankscope.live import processes
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import candidates_in, exchanged, hidden_states_in, same
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.probe import BlockFollower
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.live.plan import WatchPlan
-from rankscope.live.processes import gathered
 from rankscope.live.stack_watch import StackWatch
 from rankscope.shapes import Float
 from rankscope.sources import first_line
@@ -213,7 +212,7 @@ class BlockJacobians(Instrument):
         lists = "its layers are lists of parts, and are not called themselves: leave jacobians out"
         for refused, sentence in (
             (self.monitor.probe is None, "Jacobians are those of a probe; there is none: give probe="),
-            (distributed.is_sharded(model), f"Jacobians need blocks that hold their weights; {came}"),
+            (processes.is_sharded(model), f"Jacobians need blocks that hold their weights; {came}"),
             (listed, f"Jacobians need blocks that can be called again; {lists}"),
         ):
             require(not refused, sentence, MonitorError, "jacobians")
@@ -229,13 +228,12 @@ class BlockJacobians(Instrument):
         if plan.name in self._failed:
             return MetricValues()
         values, failure = MetricValues(), None
-        model = self.monitor.model
         try:
-            with preserved_training_state(model), sdpa_kernel(SDPBackend.MATH):  # fused kernels have one derivative
-                values = self._measure(model, plan)
+            with preserved_training_state(self.monitor.model), sdpa_kernel(SDPBackend.MATH):  # fused: one derivative
+                values = self._measure(plan)
         except Exception as error:  # blocks that keep something, kernels without derivatives, too little memory
             failure = first_line(error)
-        why = next((reason for reason in gathered(failure) if reason is not None), None)
+        why = next((reason for reason in processes.gathered(failure) if reason is not None), None)
         if why is None:
             self._measured.add(plan.name)
             return values
@@ -246,9 +244,8 @@ class BlockJacobians(Instrument):
         self.remarks.append(sentence)
         return MetricValues()
 
-    def _measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
-        assert self.monitor.probe is not None
-        plan = replace(plan, metrics=())
+    def _measure(self, plan: WatchPlan) -> MetricValues:
+        model, plan = self.monitor.model, replace(plan, metrics=())
         recorded = BlockCalls(plan)
         with StackWatch(model, plan, of_this_thread=True) as watch, recorded.attached():
             self.monitor.probe.call(model)

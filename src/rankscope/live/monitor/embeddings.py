@@ -24,14 +24,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rankscope.errors import MetricError, MonitorError, require
+from rankscope.live import processes
 from rankscope.live.hooks import Hook, isolated, to_float64_device
 from rankscope.live.modules import own_parameters, submodules
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
+from rankscope.live.monitor.probe import of_output
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
-from rankscope.live.monitor.weight_gradients import NO_VALUE, counted_once
-from rankscope.live.processes import gathered, world_size
 from rankscope.live.stack_watch import StackWatch
 from rankscope.live.state_readings import arithmetic_of
 from rankscope.metrics import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity, unit_of
@@ -82,11 +81,18 @@ class ProbeEmbeddings(Instrument):
         watch, *_ = watches.values()
         try:
             with torch.no_grad(), preserved_when_called(watch.model):
-                rows = _result(self.function, output)
+                rows = of_output("embeddings", self.function, output)
+            floating = isinstance(rows, Tensor) and rows.is_floating_point()
+            if not floating or rows.ndim not in (2, 3) or not rows.numel():
+                shape = f"{rows.dtype} of {tuple(rows.shape)}" if isinstance(rows, Tensor) else ""
+                came = shape or f"a {type(rows).__name__}"
+                expected = "embeddings must give a floating tensor [sample, width], or [sample, view, width]"
+                raise MonitorError(f"{expected}; got {came}", subject="embeddings")
         except Exception as error:  # what else the probe shows is read all the same
             self._failure = error
             return
         blocks = [block for each in watches.values() for block in each.plan.blocks]
+        rows = rows.detach()
         self._rows, self._dtype = {("", None): rows}, arithmetic_of(own_parameters(submodules(*blocks)), rows)
 
     def read(self, step: int) -> MetricValues:
@@ -96,21 +102,21 @@ class ProbeEmbeddings(Instrument):
             MonitorError: The function failed, or gave something else than embeddings.
         """
         taken, self._rows = self._rows, {}
-        with distributed.failing_together():
+        with processes.failing_together():
             if self._failure is not None:
                 raise self._failure
-        if world_size() > 1:
+        if processes.world_size() > 1:
             shapes = {place: tuple(rows.shape[1:]) for place, rows in taken.items()}
-            distributed.require_agreement("embeddings", shapes)
+            processes.require_agreement("embeddings", shapes)
             local_rows = {place: rows.cpu() for place, rows in taken.items()} if self.monitor.counts_samples else None
-            parts = [part for part in gathered(local_rows) if part is not None]
+            parts = [part for part in processes.gathered(local_rows) if part is not None]
             taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
         values = MetricValues()
         for (stack, layer), rows in taken.items():
             of_stack = MetricValues()
             with isolated(rows.device):
                 self._add(of_stack, layer, to_float64_device(rows))
-            values.update(of_stack.of_stack(stack))
+            values.update(of_stack, stack)
         return values
 
     def _add(self, values: MetricValues, layer: int | None, rows: Tensor) -> None:
@@ -132,7 +138,8 @@ class ProbeEmbeddings(Instrument):
         ]
         if rows.ndim == 3 and count > 1:
             numbers += [("lidar", lambda: lidar(views, dtype=dtype), 0.0)]
-            numbers += [("alignment", lambda: _mean_alignment(views), near)]
+            pairs = combinations(views.unbind(1), 2)
+            numbers += [("alignment", lambda: torch.stack([alignment(*pair) for pair in pairs]).mean(0), near)]
         for name, compute, floor in numbers:
             try:
                 scalar = compute() if finite else torch.tensor(torch.nan, dtype=torch.float64)
@@ -140,8 +147,8 @@ class ProbeEmbeddings(Instrument):
                 self._note(f"{name} is not measured: {first_line(error)}")
                 continue
             # Where collapse leaves nothing to compute a number from, there is none; that is no overflow.
-            value = NO_VALUE if finite and bool(scalar.isnan()) else counted_once(scalar.cpu(), distributed.is_writer())
-            values.add(layer, name, value, torch.full_like(value, floor))
+            value = None if finite and bool(scalar.isnan()) else scalar.cpu()
+            values.add_once(layer, name, value, processes.is_writer(), floor)
 
     def _note(self, sentence: str) -> None:
         self.remarks += [sentence] * (sentence not in self.remarks)
@@ -163,26 +170,3 @@ def preserved_when_called(model: nn.Module) -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # that a hook of all modules fires twice
         stack.callback(register_module_forward_pre_hook(Hook(on_call, get_ident())).remove)
         yield
-
-
-def _result(function: EmbeddingFunction, output: Any) -> Tensor:
-    """What the function gives for the model's output, detached; raises if that is no set of embeddings."""
-    try:
-        rows = function(output)
-    except (torch.OutOfMemoryError, MonitorError):
-        raise
-    except Exception as error:
-        raised = f"of {type(output).__name__} it raised {type(error).__name__}: {first_line(error)}"
-        sentence = f"embeddings must be a function of what the model returns; {raised}"
-        raise MonitorError(sentence, subject="embeddings") from error
-    if not isinstance(rows, Tensor) or not rows.is_floating_point() or rows.ndim not in (2, 3) or not rows.numel():
-        came = f"{rows.dtype} of {tuple(rows.shape)}" if isinstance(rows, Tensor) else f"a {type(rows).__name__}"
-        expected = "embeddings must give a floating tensor [sample, width], or [sample, view, width]"
-        raise MonitorError(f"{expected}; got {came}", subject="embeddings")
-    return rows.detach()
-
-
-def _mean_alignment(views: Tensor) -> Tensor:
-    """The mean alignment of all pairs of views of a sample."""
-    pairs = combinations(views.unbind(1), 2)
-    return torch.stack([alignment(view_a, view_b) for view_a, view_b in pairs]).mean(0)

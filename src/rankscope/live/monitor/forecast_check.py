@@ -35,27 +35,22 @@ class TrainingForecast(Protocol):
     @property
     def probability(self) -> float:
         """The chance that the network learns."""
-        ...
 
     @property
     def verdict(self) -> Sequence[str]:
         """What is expected, in sentences."""
-        ...
 
     @property
     def table(self) -> pl.DataFrame:
         """By `layer`, layer 0 the input: `residual`, log10 of the relative residual; NaN where it is not known."""
-        ...
 
     @property
     def steps(self) -> int:
         """Steps of the training that was forecast."""
-        ...
 
     @property
     def learnt_below(self) -> float:
         """The loss below which a network has learnt something of its inputs; NaN where none is agreed on."""
-        ...
 
 
 class ForecastCheck(Instrument):
@@ -175,11 +170,13 @@ class ForecastCheck(Instrument):
         if last > depth or (self.whole and last != depth):
             sentence = f"The forecast was not of this network: it has {last} layers, and the forecast {depth}."
             return {"agrees": False, "sentence": sentence}
-        differences = {
-            layer: difference
-            for layer, value in measured.items()
-            if (difference := _difference(self.expected.get(layer, math.nan), value, floors[layer])) is not None
-        }
+        differences = {}
+        for layer, value in measured.items():
+            expected, size = self.expected.get(layer, math.nan), max(value, floors[layer])
+            log = math.log10(size) if size > 0 else -math.inf
+            # Nothing can be said where rounding decided what was measured, and what was expected is as small.
+            if not math.isnan(expected) and (value > floors[layer] or expected > log):
+                differences[layer] = log - expected
         if not differences:
             return {"agrees": None, "sentence": f"{unknown}: rounding decided the residual in every layer."}
         kept = {str(layer): _number(difference) for layer, difference in differences.items()}
@@ -188,12 +185,16 @@ class ForecastCheck(Instrument):
         most = {layer: abs(difference) for layer, difference in differences.items()} if agrees else beyond
         layer = max(most, key=lambda at: math.inf if math.isnan(most[at]) else most[at])
         apart = f"{measured[layer]:.2g} of their size" if measured[layer] > floors[layer] else "no more than rounding"
-        compared = f"{apart}, forecast: {_power(self.expected[layer])}"
+        log = self.expected[layer]
+        forecast = "nothing" if log == -math.inf else f"{10**log:.2g}" if log > -300 else f"1e{log:.1f}"
+        compared = f"{apart}, forecast: {forecast}"
         if agrees:
             by = f"{most[layer]:.2g} in log10 at most, at layer {layer} ({compared})"
             sentence = f"Before training, tokens of all layers are apart as forecast: the difference is {by}."
         else:
-            by = f"at layer {layer} tokens are apart by {compared}, {_decades(differences[layer])}"
+            difference = f"a difference of {differences[layer]:.2g} in log10"
+            difference = "which no power of ten bridges" if math.isinf(differences[layer]) else difference
+            by = f"at layer {layer} tokens are apart by {compared}, {difference}"
             sentence = f"The forecast was not of this network, or not of samples like these: {by}."
         return {"agrees": agrees, "sentence": sentence, "differences": kept}
 
@@ -230,35 +231,6 @@ class ForecastCheck(Instrument):
         return f"{against}: {learns}, and {chance} that it would was forecast. {says[0].upper()}{says[1:]}."
 
 
-def _difference(expected: float, value: float, floor: float) -> float | None:
-    """log10 of a measured residual minus what was expected; None where nothing can be said: the expected one is not
-    known, or rounding decided the measured one and the expected one is as small."""
-    if math.isnan(expected):
-        return None
-    if value > floor:
-        return math.log10(value) - expected
-    least = math.log10(floor) if floor > 0 else -math.inf
-    return None if expected <= least else least - expected
-
-
 def _number(value: float) -> float | None:
     """A number as JSON can have it."""
     return value if math.isfinite(value) else None
-
-
-def _power(log: float) -> str:
-    """A power of ten as a number, however small.
-
-    >>> _power(-1.0), _power(-400.5), _power(-math.inf)
-    ('0.1', '1e-400.5', 'nothing')
-    """
-    return "nothing" if log == -math.inf else f"{10**log:.2g}" if log > -300 else f"1e{log:.1f}"
-
-
-def _decades(difference: float) -> str:
-    """A difference in log10 in words.
-
-    >>> _decades(-3.25)
-    'a difference of -3.2 in log10'
-    """
-    return "which no power of ten bridges" if math.isinf(difference) else f"a difference of {difference:.2g} in log10"

@@ -111,8 +111,6 @@ class TrainingCall:
 class OperatorMeasurement:
     """Reads metrics of tokens through operators, and gradients at the tokens if the model is not compiled."""
 
-    has_gradients = True
-
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.plan, blocks, self.contained = plan, plan.blocks, False
         self.record(False)
@@ -288,7 +286,13 @@ class OperatorMeasurement:
 
     def _hand_over(self, position: int, block: nn.Module, values: Any) -> None:
         """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
-        x = _tokens_in(values, type(block).__name__)
+        states = [values]
+        if not isinstance(values, Tensor):
+            states = [x for x in values if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
+        if len(states) != 1:  # several tensors could be its tokens
+            came = f"{type(block).__name__} returns {len(states)} tensors [batch, token, width]: give a probe"
+            raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
+        x: Tensor = states[0]
         _passed(local_tokens(x.detach()), self.seen, id(self), position, block.training)
         compiling = torch.compiler.is_compiling()
         call = None if compiling else self._calls.get(get_ident())
@@ -352,8 +356,6 @@ class LayoutFinder:
 class WatchMeasurement:
     """Reads any metric through a `StackWatch`, which is entered for the steps that are recorded."""
 
-    has_gradients = False
-
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
         self.model, self.plan, self.contained = model, plan, False
         self.watch: StackWatch | None = None
@@ -412,7 +414,7 @@ class TrainingBatches(Instrument):
             self.stacks[stack] = kind(self.monitor.model, plan)
         if compiled:
             torch.compiler.reset()  # graphs of earlier calls have no hooks
-        self.metrics = (GRADIENT_METRIC,) * any(part.has_gradients for part in self.stacks.values())
+        self.metrics = (GRADIENT_METRIC,) * any(isinstance(part, OperatorMeasurement) for part in self.stacks.values())
 
     @property
     def recording(self) -> bool:  # type: ignore[override]
@@ -435,17 +437,6 @@ class TrainingBatches(Instrument):
         """Remove the hooks from the model."""
         for part in self.stacks.values():
             part.close()
-
-
-def _tokens_in(output: Any, block: str) -> Tensor:
-    """The tokens in what a block returned; refused if several tensors could be they."""
-    if isinstance(output, Tensor):
-        return output
-    states = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
-    if len(states) != 1:
-        came = f"{block} returns {len(states)} tensors [batch, token, width]: give a probe"
-        raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
-    return states[0]
 
 
 def _in_backward() -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from rankscope.errors import MonitorError, TrainingWarning
-from rankscope.live.monitor import distributed
+from rankscope.live import processes
 from rankscope.live.monitor.running_sums import Key, Sums
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
@@ -78,25 +78,23 @@ class RunWriter:
 
     def __init__(self, folder: str | Path, manifest: Manifest, certified: bool = False) -> None:
         self.store = Store(folder)
-        self.certificates: Journal | None = None
         self.waiting: list[Alarm] = []  # alarms that could not be written yet
         try:
             self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest, TrainingRun.kind)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
-            if certified or CERTIFICATES_TABLE in self.store.run.names:
-                self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)
+            names = [CERTIFICATES_TABLE] * (certified or CERTIFICATES_TABLE in self.store.run.names)
+            self.certificates = [Journal(self.store, ENTRY, name, CERTIFICATES, manifest) for name in names]
         except BaseException:
             self.store.close()
             raise
-        journals = (self.measurements, self.alarms, self.certificates)
-        self.journals = [journal for journal in journals if journal is not None]
+        self.journals = [self.measurements, self.alarms, *self.certificates]
 
     def write(self, measurement: Measurement) -> None:
         """Write a measurement, its own rows last: so a crash leaves none without its alarms and certificates."""
         self.write_alarms(measurement.step, measurement.alarms)
-        certificates = measurement.certificates
-        if self.certificates is not None and certificates is not None and len(certificates):
-            self.certificates.append(measurement.step, certificates)
+        for journal in self.certificates:
+            if measurement.certificates is not None and len(measurement.certificates):
+                journal.append(measurement.step, measurement.certificates)
         self.measurements.append(measurement.step, measurement.rows)
 
     def write_alarms(self, step: int, alarms: Sequence[Alarm]) -> None:
@@ -133,11 +131,7 @@ class RunWriter:
 
 
 class Failures:
-    """What fails in a monitor, and the alarms that say so.
-
-    Args:
-        current_step: A function that returns the number of the last step.
-    """
+    """What fails in a monitor, and the alarms that say so; `current_step` gives the number of the last step."""
 
     def __init__(self, current_step: Callable[[], int]) -> None:
         self.measured = False  # True once the model was measured: from then on nothing is raised
@@ -161,7 +155,7 @@ class Failures:
             sentence = f"Step {step}: {fault} since step {since}: {why}. The training goes on."
             known = fault in self.sentences
             self.sentences[fault] = sentence
-            if not known and distributed.is_writer():
+            if not known and processes.is_writer():
                 self.alarms.append(Alarm(step, since, UNMEASURED, None, None, "warn", sentence))
                 warnings.warn(sentence, TrainingWarning, stacklevel=5)
         else:

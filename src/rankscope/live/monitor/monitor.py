@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import polars as pl
 from torch import nn
 
-from rankscope.errors import MonitorError, one_of, require
+from rankscope.errors import MonitorError, require, require_one_of
 from rankscope.live import processes
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.modules import Blocks, NamedStacks, unwrapped
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarm_rules import default_rules
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.block_jacobians import BlockJacobians
@@ -29,7 +28,7 @@ from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.measurement import ENTRY, UNMEASURED, Alarm, Failures, Measurement, RunWriter, rows_of
 from rankscope.live.monitor.probe import LossFunction, Probe
 from rankscope.live.monitor.probe_paths import ProbePaths
-from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.running_sums import MetricValues, merged_over_ranks
 from rankscope.live.monitor.schedule import Schedule, StepNumbers
 from rankscope.live.monitor.weight_gradients import WeightGradients
 from rankscope.live.monitor.weight_spectra import WeightSpectra
@@ -130,13 +129,13 @@ class Monitor:
         processes.require_all_ranks("Monitor(...)", str(self._number))
         self.model, self.wrapped, self.layers = unwrapped(model), model, layers  # two of them as they were given
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
-        self.stage, self.schedule = distributed.Stage.of(first_block), Schedule(step)
+        self.stage, self.schedule = processes.Stage.of(first_block), Schedule(step)
         self.last: Measurement | None = None  # the last measurement
         self.should_stop = False  # True once an alarm has said that the training should end
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._failures = Failures(lambda: self.steps)
         self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
-        with distributed.failing_together():
+        with processes.failing_together():
             self.plans = make_plans(
                 self.model, metrics, None if self.stage.one_of_several else layers, blocks=blocks, padding=padding,
                 attention_mask=attention_mask, layout=layout, keep=[name for part in asked for name in part.keeps],
@@ -157,7 +156,7 @@ class Monitor:
             self._attach(asked, alarms)
             self._run_writer = self._open_run()
             last = None if self._run_writer is None else self._run_writer.measurements.last
-            self._earlier = distributed.from_writer(last)
+            self._earlier = processes.from_writer(last)
             if self._earlier is None:
                 self._write_forecast()
                 self._begin()
@@ -172,8 +171,8 @@ class Monitor:
     def _attach(self, asked: Sequence[Instrument], alarms: Sequence[AlarmSource]) -> None:
         """Attach each instrument; one of the user's own that fails is left out, and said to be."""
         plans = list(self.plans.values())
-        if len(plans) > 1 and self.stage.one_of_several:
-            raise MonitorError(f"a pipeline stage has blocks of one stack; {self._stacks}", subject="blocks")
+        if self.stage.one_of_several:
+            self.require_one_stack("blocks", "a pipeline stage has blocks of one stack")
         depth = self.stage.depth(self.model, [block for plan in plans for block in plan.blocks])
         together = plans[0].tensor_parallel
         self.counts_samples = together is None or together.index == 0
@@ -181,9 +180,9 @@ class Monitor:
         self.rules = RuleSet(rules, [name for name in self.plans if name])
         options = {"metrics": [metric.name for metric in plans[0].metrics], "every": self.every}
         options |= {"alarms": self.rules.names, "instruments": [repr(part) for part in asked]}
-        distributed.require_agreement("metrics and steps", options)
+        processes.require_agreement("metrics and steps", options)
         for part in (*asked, self.rules):
-            with self._contained(part, "measured"), distributed.failing_together():
+            with self._contained(part, "measured"), processes.failing_together():
                 part.monitor = self
                 part.attach()
                 self.instruments.append(part)
@@ -192,16 +191,12 @@ class Monitor:
         self._what = f"a network of {depth} layers{f' ({of_each})' if of_each else ''}, measured on "
         self._what += "training batches" if self.probe is None else self.probe.description
 
-    @property
-    def _stacks(self) -> str:
-        """What stacks of blocks there are, and how one of them is chosen: the end of a sentence."""
-        way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
-        return f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
-
-    def require_one_stack(self, option: str) -> None:
+    def require_one_stack(self, option: str, expected: str = "") -> None:
         """Raise where the model has several stacks of blocks, of which this option is only for one."""
-        if len(self.plans) > 1:
-            raise MonitorError(f"{option} is about one stack of blocks; {self._stacks}", subject=option)
+        way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
+        came = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
+        expected = expected or f"{option} is about one stack of blocks"
+        require(len(self.plans) == 1, f"{expected}; {came}", MonitorError, option)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -243,10 +238,9 @@ class Monitor:
         notes = [*dict.fromkeys(note for part in self.instruments for note in part.notes)]
         notes += self._failures.sentences.values()
         for plan in self.plans.values():
-            if self.last is not None and not plan.layout_known and layout_note(plan) not in notes:
-                notes.append(layout_note(plan))
             if self.last is not None:
-                notes += [remark for remark in plan.remarks if remark not in notes]
+                of_plan = [*plan.remarks] if plan.layout_known else [layout_note(plan), *plan.remarks]
+                notes += [note for note in of_plan if note not in notes]
             if plan.decoder and plan.unmasked:
                 counts = "padding of the decoder, if there is any, counts as tokens, as no mask of it was found"
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
@@ -355,7 +349,7 @@ class Monitor:
 
     def measured_rows(self) -> pl.DataFrame:
         """The rows of the table `training` that the run folder has, on every rank."""
-        rows: pl.DataFrame = distributed.from_writer(None if self._run_writer is None else read(self.run).table(ENTRY))
+        rows: pl.DataFrame = processes.from_writer(None if self._run_writer is None else read(self.run).table(ENTRY))
         return rows
 
     def _with_state(self) -> list[Instrument]:
@@ -423,7 +417,7 @@ class Monitor:
         for part in self.instruments:
             if _defines(part, "read") or _defines(part, "read_stack"):
                 # Ranks go on to the next instrument together: none waits for one that has failed.
-                with self._contained(part, "measured"), distributed.failing_together():
+                with self._contained(part, "measured"), processes.failing_together():
                     self._read(part, values)
         tokens_of_stacks = [plan.tokens for plan in self.plans.values()]
         read, tokens = zip(*processes.gathered((bool(values), tokens_of_stacks)), strict=True)
@@ -431,7 +425,7 @@ class Monitor:
             return None
         longest = (max(filter(None, of_ranks), default=None) for of_ranks in zip(*tokens, strict=True))
         self.rules.set_tokens(dict(zip(self.plans, longest, strict=True)))
-        rows = rows_of(self.steps, *distributed.merged_over_ranks(values.keys(), values.sums()))
+        rows = rows_of(self.steps, *merged_over_ranks(values.keys(), values.sums()))
         alarms: tuple[Alarm, ...] = ()
         stage = None if self.forecast is None else self.forecast.stage
         for k, rule in enumerate(self.rules.rules):
@@ -472,7 +466,7 @@ class Monitor:
     def _open_run(self) -> RunWriter | None:
         """Open the folder on the rank that writes; if that fails, raise on every rank."""
         run_writer, failure = None, None
-        if distributed.is_writer():
+        if processes.is_writer():
             description = describe_model(self.model)
             device = ", ".join(description["model"]["devices"])
             metrics = next(iter(self.plans.values())).metrics
@@ -490,7 +484,7 @@ class Monitor:
                     raise MonitorError(sentence, subject="run")
             except Exception as error:
                 failure = error
-        reason = distributed.from_writer(None if failure is None else str(failure))
+        reason = processes.from_writer(None if failure is None else str(failure))
         if reason is not None:
             raise failure or MonitorError(reason, subject="run")
         return run_writer
@@ -526,8 +520,7 @@ def _in_order(asked: Sequence[Instrument]) -> list[Instrument]:
 def _instrument(given: Any) -> Instrument:
     """An instrument that was given, or the one of this name."""
     if isinstance(given, str):
-        if given not in INSTRUMENTS:
-            raise MonitorError(one_of("an instrument", given, INSTRUMENTS), subject="instruments")
+        require_one_of("an instrument", given, INSTRUMENTS, MonitorError, "instruments")
         given = INSTRUMENTS[given]()
     if not isinstance(given, Instrument):
         received = f"received {given.__name__ if isinstance(given, type) else f'a {type(given).__name__}'}"

@@ -27,7 +27,6 @@ from rankscope.live.attention import OBSERVERS
 from rankscope.live.block_hooks import has_listed_parts
 from rankscope.live.hidden_states import floating_tensors, hidden_states_in
 from rankscope.live.hooks import Hooks
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues, joined_stacks
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -129,18 +128,24 @@ def token_gradients(loss: Tensor, by_stack: Mapping[str, TokenGradients]) -> dic
     return values
 
 
+def of_output(option: str, function: Callable[[Any], Any], output: Any) -> Any:
+    """What a function that was given as this option makes of what the model returned."""
+    try:
+        return function(output)
+    except (torch.OutOfMemoryError, MonitorError):
+        raise
+    except Exception as error:
+        raised = f"of {type(output).__name__} it raised {type(error).__name__}: {first_line(error)}"
+        sentence = f"{option} must be a function of what the model returns; {raised}"
+        raise MonitorError(sentence, subject=option) from error
+
+
 def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
     """The loss to differentiate: what the function returns or, without one, the output's own `loss`."""
     if loss is None:
         value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         return value if isinstance(value, Tensor) and value.requires_grad else None
-    try:
-        value = loss(output)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raised = f"of {type(output).__name__} it raised {type(error).__name__}: {first_line(error)}"
-        raise MonitorError(f"loss must be a function of what the model returns; {raised}", subject="loss") from error
+    value = of_output("loss", loss, output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
@@ -180,7 +185,7 @@ class Probe(Instrument):
         sentence = "pipeline stages are measured on training batches, which pass through all of them; got a probe"
         require(not self.monitor.stage.one_of_several, f"{sentence}: leave probe= out", MonitorError, "probe")
         self.together = next(iter(self.monitor.plans.values())).tensor_parallel
-        distributed.require_agreement("labels of the probe", self.has_loss)
+        processes.require_agreement("labels of the probe", self.has_loss)
         self.metrics = (GRADIENT_METRIC,) * self.has_loss
 
     @property
@@ -199,7 +204,8 @@ class Probe(Instrument):
         named = [(str(name), value) for name, value in (*enumerate(self.args), *self.kwargs.items())]
         tensors = [(name, value.cpu()) for name, value in named if isinstance(value, Tensor)]
         rows = [(name, row) for name, value in tensors for row in (value if value.ndim else value[None])]
-        digests = [name + sha256(_bytes(row)).hexdigest() for name, row in rows]
+        numbers = [(name, row.contiguous().reshape(-1).view(torch.uint8).numpy()) for name, row in rows]
+        digests = [name + sha256(row.tobytes()).hexdigest() for name, row in numbers]
         if self.together is not None and any(theirs != digests for theirs in self.together.gathered(digests)):
             self.together.refuse_samples("their probes differ")
         shares = processes.gathered(digests if self.together is None or self.together.index == 0 else [])
@@ -214,41 +220,37 @@ class Probe(Instrument):
             MonitorError: The model cannot be called with the probe.
         """
         plans = self.monitor.plans
-        by_stack = beside_plugins([*plans.values()], lambda: self._read_stacks(plans))
+        by_stack = beside_plugins([*plans.values()], self._read_stacks)
         self.measured = True
         for name, plan in plans.items():
             join_gradients(by_stack[name], plan.tensor_parallel)
         return joined_stacks(by_stack)
 
-    def _read_stacks(self, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
-        model = self.monitor.model
+    def _read_stacks(self) -> dict[str, MetricValues]:
         values, failure, why = dict[str, MetricValues](), None, None
         if self.has_loss:
             try:
-                values = self._measure(model, plans, {name: TokenGradients(plan) for name, plan in plans.items()})
+                values = self._measure(differentiate=True)
             except Exception as error:  # too little memory, or code that has no gradient
                 failure = error
             why = None if failure is None else first_line(failure)
             why = next((reason for reason in processes.gathered(why) if reason is not None), None)
         if not values or why is not None:
-            with distributed.failing_together():
+            with processes.failing_together():
                 if isinstance(failure, RankscopeError) and not self.measured:
                     raise failure
-                values = self._without_gradients(model, plans)
+                try:
+                    values = self._measure(differentiate=False)
+                except RankscopeError:
+                    raise
+                except Exception as error:
+                    raised = f"{type(self.monitor.model).__name__} raised {type(error).__name__}: {first_line(error)}"
+                    sentence = f"a probe must be a batch that the model can be called with; called with it, {raised}"
+                    raise MonitorError(sentence, subject="probe") from error
             if why is not None:  # the loss failed, not the model
                 self._differentiable = False
                 self.remarks.append(f"gradients at the probe's tokens are not measured: {why}")
         return values
-
-    def _without_gradients(self, model: nn.Module, plans: Mapping[str, WatchPlan]) -> dict[str, MetricValues]:
-        try:
-            return self._measure(model, plans, {})
-        except RankscopeError:
-            raise
-        except Exception as error:
-            raised = f"{type(model).__name__} raised {type(error).__name__}: {first_line(error)}"
-            sentence = f"a probe must be a batch that the model can be called with; called with it, {raised}"
-            raise MonitorError(sentence, subject="probe") from error
 
     def call(self, model: nn.Module) -> Any:
         """What the model returns for the probe, which is moved to its device."""
@@ -257,18 +259,15 @@ class Probe(Instrument):
         args = [value.to(device) if isinstance(value, Tensor) else value for value in args]
         return model(*args[:named], **dict(zip(self.kwargs, args[named:], strict=True)))
 
-    def _measure(
-        self, model: nn.Module, plans: Mapping[str, WatchPlan], gradients: Mapping[str, TokenGradients]
-    ) -> dict[str, MetricValues]:
-        of_gradients: dict[str, MetricValues] = {}
-        with preserved_training_state(model), torch.set_grad_enabled(bool(gradients)):
+    def _measure(self, differentiate: bool) -> dict[str, MetricValues]:
+        model, plans, of_gradients = self.monitor.model, self.monitor.plans, dict[str, MetricValues]()
+        gradients = {name: TokenGradients(plan) for name, plan in plans.items() if differentiate}
+        with preserved_training_state(model), torch.set_grad_enabled(differentiate):
             with ExitStack() as entered:
-                watches = {
-                    name: entered.enter_context(StackWatch(model, plan, of_this_thread=True))
-                    for name, plan in plans.items()
-                }
+                enter = entered.enter_context
+                watches = {k: enter(StackWatch(model, plan, of_this_thread=True)) for k, plan in plans.items()}
                 for noted in gradients.values():
-                    entered.enter_context(noted.attached())
+                    enter(noted.attached())
                 output = self.call(model)
             for listener in self.listeners:
                 listener(watches, output)
@@ -322,10 +321,6 @@ def values_of(watch: StackWatch) -> MetricValues:
             sentence = f"every stack of blocks must run when the model is called; of its {watch.plan.name}: {error}"
             raise WatchError(f"{sentence}: name one that does with blocks=", subject="blocks") from error
     return values
-
-
-def _bytes(x: Tensor) -> bytes:
-    return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _copied(value: Any) -> Any:

@@ -12,17 +12,13 @@ If the model cannot be copied any more, because its weights are NaN for example,
 `remarks` say why.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MonitorError, RankscopeError
+from rankscope.errors import MonitorError, RankscopeError, require
 from rankscope.live import processes
 from rankscope.live.hooks import isolated
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
@@ -57,27 +53,25 @@ class ProbePaths(Instrument):
         """Copy the model once; refuse one that cannot be copied, or a training without a probe."""
         self.monitor.require_one_stack("paths_every")
         self.every = self.monitor.every if self.every is None else self.every
-        if type(self.every) is not int or self.every < 1 or self.every % self.monitor.every:
-            sentence = f"paths_every must be a multiple of every={self.monitor.every}; got {self.every!r}"
-            raise MonitorError(sentence, subject="paths_every")
-        distributed.require_agreement("metrics and steps", self.every)
+        fits = type(self.every) is int and self.every > 0 and self.every % self.monitor.every == 0
+        sentence = f"paths_every must be a multiple of every={self.monitor.every}; got {self.every!r}"
+        require(fits, sentence, MonitorError, "paths_every")
+        processes.require_agreement("metrics and steps", self.every)
         if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
-        if distributed.is_sharded(model := self.monitor.wrapped):
-            came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
-            raise MonitorError(f"paths need all weights on one process; {came}", subject="paths_every")
-        self.model = self.monitor.model
+        self.model, model = self.monitor.model, self.monitor.wrapped
+        came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
+        sentence = f"paths need all weights on one process; {came}"
+        require(not processes.is_sharded(model), sentence, MonitorError, "paths_every")
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
-        failure = None
         try:
-            with self._isolated():
+            with preserved_training_state(self.model), isolated(CPU):  # no autocast, no default device of the loop
                 canonical = network_on_batch(self.model, self.batch)
             self.lengths, samples = canonical.net.arch.layers + 1, len(canonical.X)
             self.samples = self._affordable_samples(canonical.net.arch, samples, canonical.X.shape[1])
         except RankscopeError as error:
-            failure = str(error)
-        for reason in filter(None, processes.gathered(failure)):
-            raise MonitorError(f"paths need a model and batch that load can take over; {reason}", subject="paths_every")
+            sentence = f"paths need a model and batch that load can take over; {error}"
+            raise MonitorError(sentence, subject="paths_every") from error
         for name, argument in self.batch.items():
             if isinstance(argument, Tensor) and argument.ndim and len(argument) == samples:  # an entry for each sample
                 self.batch[name] = argument[: self.samples]
@@ -90,10 +84,10 @@ class ProbePaths(Instrument):
         shares = torch.full((self.lengths, self.samples), torch.nan, dtype=torch.float64)
         table, failure = None, None
         try:
-            with self._isolated():
+            with preserved_training_state(self.model), isolated(CPU):  # no autocast, no default device of the loop
                 net, X, padding = network_on_batch(self.model, self.batch)
-                rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
-                shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
+                lengths = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
+                shares = torch.tensor(lengths["share"].to_list(), dtype=torch.float64).view_as(shares)
                 table = certify(net, X, padding).table.drop("hypotheses")
         except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
             failure = f"step {step}: paths or certificates are not measured: {first_line(error)}"
@@ -101,15 +95,14 @@ class ProbePaths(Instrument):
         self.remarks += [why for why in dict.fromkeys(processes.gathered(failure)) if why is not None]
         for length, share in enumerate(shares):
             values.add(None, f"paths_{length}", share)
-        complete = len(tables) == processes.world_size()
-        self.certificates = certificate_rows(step, tables if complete else [])
+        self.certificates = pl.DataFrame(schema=CERTIFICATES)
+        if len(tables) == processes.world_size():
+            certificates = Certificates(pl.concat(tables), Manifest())  # samples of two ranks may share a number
+            broken = certificates.broken().group_by("theorem").agg(pl.len().alias("broken"))
+            rows = certificates.summary().join(broken, on="theorem", how="left", maintain_order="left")
+            rows = rows.with_columns(pl.lit(step).alias("step"), pl.col("broken").fill_null(0))
+            self.certificates = rows.select(pl.col(name).cast(kind) for name, kind in CERTIFICATES.items())
         return values
-
-    @contextmanager
-    def _isolated(self) -> Iterator[None]:
-        """On the CPU, without the loop's autocast and default device, and without a trace in the training."""
-        with preserved_training_state(self.model), isolated(CPU):
-            yield
 
     def _affordable_samples(self, arch: Architecture, samples: int, tokens: int) -> int:
         """How many samples of the probe the budget allows; what that leaves out is noted."""
@@ -123,14 +116,3 @@ class ProbePaths(Instrument):
             take = f"{tokens} tokens take some {sample / self.budget:.0f} minutes of one core at each measurement"
             self.remarks.append(f"paths and certificates of a sample of {take}: shorter samples are quicker")
         return affordable
-
-
-def certificate_rows(step: int, tables: list[pl.DataFrame]) -> pl.DataFrame:
-    """A row for each theorem, over the samples of all ranks' tables; no rows without tables."""
-    if not tables:
-        return pl.DataFrame(schema=CERTIFICATES)
-    certificates = Certificates(pl.concat(tables), Manifest())  # samples of two ranks may share a number
-    broken = certificates.broken().group_by("theorem").agg(pl.len().alias("broken"))
-    rows = certificates.summary().join(broken, on="theorem", how="left", maintain_order="left")
-    rows = rows.with_columns(pl.lit(step).alias("step"), pl.col("broken").fill_null(0))
-    return rows.select(pl.col(name).cast(kind) for name, kind in CERTIFICATES.items())

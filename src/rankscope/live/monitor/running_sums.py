@@ -6,17 +6,19 @@ Of n values with mean m and `M = sum (v - m)^2`, and n', m', M' of n' further va
 
 (Chan et al. 1979), so parts in any grouping give the numbers of all values at once. NaN and infinity are counted apart.
 
-Instruments put values into a `MetricValues`; `Monitor` calls `sums()` once per measurement and has `distributed.py`
-merge the sums of all processes with `merge_sums`.
+Instruments put values into a `MetricValues`; `Monitor` calls `sums()` once per measurement, and `merged_over_ranks`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rankscope.errors import MonitorError
+from rankscope.live.processes import gathered, world_size
 from rankscope.profiles import Readings
 from rankscope.shapes import Float
 from rankscope.trainings import in_stack
@@ -62,6 +64,33 @@ def merge_sums(a: Float[Tensor, "... 7"], b: Float[Tensor, "... 7"]) -> Float[Te
     return torch.stack([n + m, mean, squares, least, most, floor, a[..., 6] + b[..., 6]], -1)
 
 
+def merged_over_ranks(keys: list[Key], sums: Sums) -> tuple[list[Key], Sums]:
+    """The keys of all ranks, and the running sums of each merged in the order of ranks: the same on every rank. Ranks
+    with other layers, as pipeline stages have them, have other keys."""
+    if world_size() == 1:
+        return keys, sums
+    digests = gathered(sha256(repr(keys).encode()).hexdigest())
+    if len({*digests}) > 1:
+        lists = []
+        for digest in dict.fromkeys(digests):  # each list travels once, however many ranks have it
+            theirs = [keys]
+            dist.broadcast_object_list(theirs, src=digests.index(digest))
+            lists += theirs[0]
+        union = sorted(dict.fromkeys(lists), key=lambda key: (key.layer is None, key.layer or 0))
+        rows = {key: row for row, key in enumerate(union)}
+        local_sums, sums = sums, EMPTY.repeat(len(union), 1)
+        sums[[rows[key] for key in keys]] = local_sums
+        keys = union
+    nccl = dist.get_backend() == "nccl"  # which gathers on the GPU only
+    local = sums.to(torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu")
+    parts = [torch.empty_like(local) for _ in range(world_size())]
+    dist.all_gather(parts, local)
+    merged, *rest = (part.cpu() for part in parts)
+    for part in rest:
+        merged = merge_sums(merged, part)
+    return keys, merged
+
+
 class MetricValues:
     """Values by layer and metric, in the order they came, on their device until `sums` reduces them together."""
 
@@ -88,6 +117,11 @@ class MetricValues:
             raise MonitorError(f"values must be a number, [sample] or [sample, head]; {came}", subject="value")
         floor = torch.zeros_like(value) if floor is None else floor
         self.parts.setdefault((layer, metric, value.ndim == 2), []).append((value, floor))
+
+    def add_once(self, layer: int | None, metric: str, value: Tensor | None, counts: bool, floor: float = 0.0) -> None:
+        """Add one number that several ranks have, as a sample of the one that `counts`; there may be none."""
+        sample = torch.zeros(0, dtype=torch.float64, device=CPU) if value is None or not counts else value[None]
+        self.add(layer, metric, sample, torch.full_like(sample, floor))
 
     def add_readings(self, layer: int, readings: Readings) -> None:
         """Add what was read of a layer, metric by metric."""
@@ -116,18 +150,11 @@ class MetricValues:
                 placed.parts[network_layer, metric, by_head] = parts
         return placed
 
-    def of_stack(self, stack: str) -> "MetricValues":
-        """Return the values with the name of their stack in the metrics' names; those of no layer are of the whole
-        run."""
-        named = MetricValues()
-        for (layer, metric, by_head), parts in self.parts.items():
-            named.parts[layer, metric if layer is None else in_stack(metric, stack), by_head] = parts
-        return named
-
-    def update(self, values: "MetricValues") -> None:
-        """Add all values of another collection."""
-        for key, parts in values.parts.items():
-            self.parts.setdefault(key, []).extend(parts)
+    def update(self, values: "MetricValues", stack: str = "") -> None:
+        """Add all values of another collection, with the name of their stack in the names of metrics of layers."""
+        for (layer, metric, by_head), parts in values.parts.items():
+            name = metric if layer is None else in_stack(metric, stack)
+            self.parts.setdefault((layer, name, by_head), []).extend(parts)
 
     def keys(self) -> list[Key]:
         """What each row of `sums` is of."""
@@ -156,7 +183,7 @@ def joined_stacks(by_stack: Mapping[str, MetricValues]) -> MetricValues:
     """The values of all stacks of blocks, each with its stack in the names of its metrics."""
     values = MetricValues()
     for stack, of_stack in by_stack.items():
-        values.update(of_stack.of_stack(stack))
+        values.update(of_stack, stack)
     return values
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MonitorError
-from rankscope.live.monitor.distributed import require_agreement
 from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.processes import require_agreement
 
 STRIDES = 16  # how many strides of steps are remembered
 

@@ -33,7 +33,6 @@ from torch.nn.modules.conv import _ConvNd
 from rankscope.errors import MonitorError
 from rankscope.live import processes
 from rankscope.live.hooks import without_dropout
-from rankscope.live.monitor import distributed
 from rankscope.live.monitor.instrument import Instrument
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.plan import WatchPlan
@@ -91,16 +90,10 @@ class ParameterSlice:
         """Return the numbers of this slice, out of those of all outputs of the weight."""
         return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
 
-    def entries(self, tensor: Tensor) -> Tensor:
-        """Return the entries of this slice, flat, out of a tensor shaped like the weight or like its bias."""
-        if self.outputs == (None, None):
-            return tensor.flatten()
-        outputs = tensor.movedim(self.axis if tensor.ndim > 1 else 0, 0)
-        return outputs.reshape(self.heads, -1, *outputs.shape[1:])[:, slice(*self.outputs)].flatten()
-
 
 SliceKey = tuple[int, str]
-ParameterGroups = dict[tuple[int, Group], list[ParameterSlice]]  # by the first place of the block, from 1
+Place = tuple[int, Group]  # the first place of a block, from 1, and a group of its weights
+ParameterGroups = dict[Place, list[ParameterSlice]]
 
 
 def parameter_groups(blocks: Sequence[nn.Module], applied: bool = False) -> tuple[ParameterGroups, list[str]]:
@@ -128,7 +121,8 @@ def parameter_groups(blocks: Sequence[nn.Module], applied: bool = False) -> tupl
                 continue
             slices: list[tuple[Kind, ParameterSlice]] = []
             if effective_name is not None:
-                slices = kind_slices(block, effective_name, applied_weight(block, effective_name))
+                path, _, last = effective_name.rpartition(".")
+                slices = kind_slices(block, effective_name, ParameterSlice(block.get_submodule(path), last).applied)
             if not applied:
                 slices = _slices_of_part(block, name, slices) if effective_name else kind_slices(block, name, weight)
             taken.add(effective_name or "")
@@ -163,12 +157,6 @@ def applied_name(block: nn.Module, name: str) -> str | None:
     stem = last.rpartition("_")[0]  # `weight_g` and `weight_v`, of which a hook makes `weight`
     made_of_parts = isinstance(block.get_submodule(".".join(path)).__dict__.get(stem), Tensor)
     return None if made_of_parts or "lora" in name.lower() else name
-
-
-def applied_weight(block: nn.Module, name: str) -> Tensor:
-    """The weight of a name that `applied_name` gave; nothing of the block changes, as a power iteration would."""
-    path, _, last = name.rpartition(".")
-    return ParameterSlice(block.get_submodule(path), last).applied
 
 
 def _slices_of_part(
@@ -277,18 +265,6 @@ def _size(module: nn.Module, *names: str) -> int:
     return 0
 
 
-def left_out_note(what: str, names: Sequence[str]) -> list[str]:
-    """A note on weights that belong to no group, if there are any."""
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return [f"{what} of weights: {shown} of a block belong to no known group, and are left out"] * bool(names)
-
-
-def first_layer(block_number: int, called: Mapping[int, int]) -> int:
-    """The first layer that a block is called as, by the number of the block in the list, from 1. Where a block is
-    called as several layers, the one gradient of its weights is written at this layer."""
-    return min((layer for layer, at in called.items() if at == block_number), default=block_number)
-
-
 def shared_weights_notes(plans: Mapping[str, WatchPlan]) -> list[str]:
     """Notes on weights that serve several layers of a stack: of one block that is called again and again, or of
     several."""
@@ -315,15 +291,50 @@ def shared_weights_notes(plans: Mapping[str, WatchPlan]) -> list[str]:
     return notes
 
 
-NO_VALUE = torch.zeros(0, dtype=torch.float64, device="cpu")
-"""Of a step that was not made, and of ranks that do not write."""
+class WeightInstrument(Instrument):
+    """The base of instruments that read weights of groups, which several ranks may have."""
+
+    of_samples, must_work = False, True
+    applied = False  # True: of the weights that blocks apply
+    kinds: tuple[str, ...]  # what is read of each group, as names of metrics begin
+
+    def attach(self) -> None:
+        """Find the weights of each group."""
+        self.groups: dict[str, ParameterGroups] = {}
+        for stack, plan in self.monitor.plans.items():
+            self.groups[stack], names = parameter_groups(plan.blocks, self.applied)
+            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            left_out = f"{self.name} of weights: {shown} of a block belong to no known group, and are left out"
+            self.remarks += [left_out] * bool(names)
+        groups = dict.fromkeys(group for of_stack in self.groups.values() for _, group in of_stack)
+        self.metrics = [f"{kind}_{group}" for group in groups for kind in self.kinds]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured, and why; and which weights serve several layers."""
+        return self.remarks + shared_weights_notes(self.monitor.plans)
+
+    def read_stack(self, plan: WatchPlan) -> MetricValues:
+        """The numbers of every block and group. Where a block is called as several layers, the one gradient of its
+        weights is written at the first of these."""
+        values = MetricValues()
+        for (block_number, group), parts in self.groups[plan.name].items():
+            layers = (layer for layer, at in plan.called.items() if at == block_number)
+            layer = min(layers, default=block_number)
+            for kind, number in zip(self.kinds, self.read_group(plan.name, (block_number, group), parts), strict=True):
+                values.add_once(layer, f"{kind}_{group}", number, self.monitor.stage.counts)
+        return values
+
+    def read_group(self, stack: str, place: Place, parts: list[ParameterSlice]) -> tuple[Tensor | None, ...]:
+        """The number of each of the `kinds`, or None."""
+        raise NotImplementedError
 
 
-class WeightGradients(Instrument):
+class WeightGradients(WeightInstrument):
     """Records gradients and updates by hooks of an optimiser, while `recording` is True."""
 
     name, subject = "gradients", "gradients and updates of weights are"
-    of_samples, must_work = False, True
+    kinds = ("grad", "update")
 
     def __init__(self, optimizer: Any) -> None:
         inner = torch_optimizer(optimizer)
@@ -336,15 +347,10 @@ class WeightGradients(Instrument):
 
     def attach(self) -> None:
         """Find the weights of each group, and hook the optimiser."""
-        self.groups: dict[str, ParameterGroups] = {}
-        for stack, plan in self.monitor.plans.items():
-            self.groups[stack], left_out = parameter_groups(plan.blocks)
-            self.remarks += left_out_note("gradients", left_out)
-            if not self.groups[stack]:
-                why = "no block has weights whose names say whether they are of queries, keys, values, outputs or"
-                self.remarks.append(f"gradients of weights are not measured: {why} the MLP")
-        groups = dict.fromkeys(group for of_stack in self.groups.values() for _, group in of_stack)
-        self.metrics = [f"{kind}_{group}" for group in groups for kind in ("grad", "update")]
+        super().attach()
+        why = "no block has weights whose names say whether they are of queries, keys, values, outputs or"
+        without = not all(self.groups.values())
+        self.remarks += [f"gradients of weights are not measured: {why} the MLP"] * without
         every_part = (part for of_stack in self.groups.values() for parts in of_stack.values() for part in parts)
         self._slices = {part.key: part for part in every_part}
         self._scale: float | Tensor = 1.0
@@ -356,7 +362,7 @@ class WeightGradients(Instrument):
     @property
     def notes(self) -> list[str]:
         """What is not measured, and why; and which weights serve several layers."""
-        notes, calls = self.remarks + shared_weights_notes(self.monitor.plans), self.monitor.schedule.counted
+        notes, calls = super().notes, self.monitor.schedule.counted
         if calls and not self.steps:
             made = f"in {calls} calls of monitor.step the optimizer that was given made no step"
             notes.append(f"gradients and updates of weights are not measured: {made}")
@@ -386,22 +392,20 @@ class WeightGradients(Instrument):
 
     def read_stack(self, plan: WatchPlan) -> MetricValues:
         """Sizes of gradients and of updates of one stack's weights, and with the first the learning rate."""
-        values, counts = MetricValues(), self.monitor.stage.counts
-        for (block_number, group), parts in self.groups[plan.name].items():
-            layer = first_layer(block_number, plan.called)
-            grad = update = NO_VALUE
-            if self._made:
-                norm = {name: _norm(parts, squares) for name, squares in self._squares.items()}
-                grad, update = norm["gradient"] / self._scale, norm["update"] / norm["weight"]
-                grad, update = counted_once(grad, counts), counted_once(update, counts)
-            values.add(layer, f"grad_{group}", grad)
-            values.add(layer, f"update_{group}", update)
+        values = super().read_stack(plan)
         rate = self.optimizer.param_groups[0].get("lr") if self._rate is None else self._rate
         first = plan.name == next(iter(self.groups)) and "lr" not in self.monitor.numbers.given
         if first and rate is not None:
             as_tensor = rate if isinstance(rate, Tensor) else torch.tensor(rate, dtype=torch.float64, device="cpu")
-            values.add(None, "lr", counted_once(as_tensor.double(), distributed.is_writer()))
+            values.add_once(None, "lr", as_tensor.double(), processes.is_writer())
         return values
+
+    def read_group(self, stack: str, place: Place, parts: list[ParameterSlice]) -> tuple[Tensor | None, ...]:
+        """The sizes of the gradient and of the update, if a step was made."""
+        if not self._made:
+            return None, None
+        norm = {name: _norm(parts, squares) for name, squares in self._squares.items()}
+        return norm["gradient"] / self._scale, norm["update"] / norm["weight"]
 
     def close(self) -> None:
         """Remove the hooks from the optimiser."""
@@ -423,14 +427,12 @@ class WeightGradients(Instrument):
             self._squares = {"weight": self._sums(self._before.items())}
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            with self._contained():
-                self._take_gradients()
+            self._take_gradients()
             return None
 
         def closure_then_gradients() -> Any:
             loss = closure()
-            with self._contained():
-                self._take_gradients()
+            self._take_gradients()
             return loss
 
         if len(args) > 1:
@@ -440,11 +442,12 @@ class WeightGradients(Instrument):
     @torch.no_grad()
     def _take_gradients(self) -> None:
         """Take the gradients; a fused optimiser divides them by a scaler's scale itself, or skips the step."""
-        self._squares["gradient"] = self._sums((key, part.weight.grad) for key, part in self._slices.items())
-        scale = getattr(self.optimizer, "grad_scale", None)
-        self._scale = 1.0 if scale is None else scale.double().clone()
-        infinite = getattr(self.optimizer, "found_inf", None)
-        self._skipped = False if infinite is None else infinite.clone()
+        with self._contained():
+            self._squares["gradient"] = self._sums((key, part.weight.grad) for key, part in self._slices.items())
+            scale = getattr(self.optimizer, "grad_scale", None)
+            self._scale = 1.0 if scale is None else scale.double().clone()
+            infinite = getattr(self.optimizer, "found_inf", None)
+            self._skipped = False if infinite is None else infinite.clone()
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -481,15 +484,8 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
 
 def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tensor:
     """The Frobenius norm of these slices together."""
-    sums = []
-    for part in parts:
-        if (by_output := squares.get(part.key)) is not None:
-            sums.append(part.choose(distributed.full_tensor(by_output)).sum())
+    there = [part for part in parts if part.key in squares]
+    sums = [part.choose(processes.full_tensor(squares[part.key])).sum() for part in there]
     if not sums:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()
-
-
-def counted_once(value: Tensor, counts: bool) -> Tensor:
-    """A value that several ranks have, as a sample of the one that `counts`."""
-    return value[None] if counts else NO_VALUE

@@ -23,55 +23,32 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from rankscope.live import processes
 from rankscope.live.hooks import isolated
-from rankscope.live.monitor import distributed
-from rankscope.live.monitor.instrument import Instrument
-from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.live.monitor.weight_gradients import (
-    Group,
-    ParameterSlice,
-    counted_once,
-    first_layer,
-    left_out_note,
-    parameter_groups,
-    shared_weights_notes,
-)
-from rankscope.live.plan import WatchPlan
+from rankscope.live.monitor.weight_gradients import Group, ParameterSlice, Place, WeightInstrument
 from rankscope.shapes import Float
 
 COLUMNS, FIRST, LATER = 8, 32, 2
 
 
-class WeightSpectra(Instrument):
+class WeightSpectra(WeightInstrument):
     """Measures weights of groups again and again, from one measurement's singular vectors to the next one's."""
 
-    name, subject, of_samples, must_work = "spectra", "spectra of weights are", False, True
+    name, subject, applied = "spectra", "spectra of weights are", True
+    kinds = ("spectral_norm", "stable_rank")
 
     def attach(self) -> None:
         """Find the weights of each group."""
-        found = {stack: parameter_groups(plan.blocks, applied=True) for stack, plan in self.monitor.plans.items()}
-        self.groups = {stack: groups for stack, (groups, _) in found.items()}
-        self.remarks += [note for _, names in found.values() for note in left_out_note("spectra", names)]
-        groups = dict.fromkeys(group for of_stack in self.groups.values() for _, group in of_stack)
-        self.metrics = [f"{kind}_{group}" for group in groups for kind in ("spectral_norm", "stable_rank")]
+        super().attach()
         # Of each stack, by number of the block, group and index in the group.
         self._vectors: list[dict[str, Tensor]] = [{} for _ in self.groups]
 
-    @property
-    def notes(self) -> list[str]:
-        """Weights that belong to no group, and those that serve several layers."""
-        return self.remarks + shared_weights_notes(self.monitor.plans)
-
-    def read_stack(self, plan: WatchPlan) -> MetricValues:
-        """The numbers of every block and group."""
-        values, vectors = MetricValues(), self._vectors[list(self.groups).index(plan.name)]
-        for (block_number, group), parts in self.groups[plan.name].items():
-            named = [(vectors, f"{block_number} {group} {k}", part, group) for k, part in enumerate(parts)]
-            norms, ranks = zip(*itertools.starmap(_measured, named), strict=True)
-            layer, counts = first_layer(block_number, plan.called), self.monitor.stage.counts
-            values.add(layer, f"spectral_norm_{group}", counted_once(torch.stack(norms).amax(), counts))
-            values.add(layer, f"stable_rank_{group}", counted_once(torch.stack(ranks).amin(), counts))
-        return values
+    def read_group(self, stack: str, place: Place, parts: list[ParameterSlice]) -> tuple[Tensor, ...]:
+        """The largest spectral norm and the smallest stable rank."""
+        vectors, (block_number, group) = self._vectors[list(self.groups).index(stack)], place
+        named = [(vectors, f"{block_number} {group} {k}", part, group) for k, part in enumerate(parts)]
+        norms, ranks = zip(*itertools.starmap(_measured, named), strict=True)
+        return torch.stack(norms).amax(), torch.stack(ranks).amin()
 
     def state_dict(self) -> dict[str, list[dict[str, Tensor]]]:
         """The vectors from which the next measurement goes on, of this pipeline stage."""
@@ -86,7 +63,7 @@ class WeightSpectra(Instrument):
 def _measured(vectors: dict[str, Tensor], name: str, part: ParameterSlice, group: Group) -> tuple[Tensor, Tensor]:
     """(The largest spectral norm, the smallest stable rank) of one slice; its vectors are kept under its name."""
     with isolated(next(part.owner.parameters()).device):
-        W, V = matrices(part, distributed.full_tensor(part.applied), group), vectors.get(name)
+        W, V = matrices(part, processes.full_tensor(part.applied), group), vectors.get(name)
         start = V.to(W) if V is not None and V.shape[:-1] == (*W.shape[:-2], W.shape[-1]) else None
         norm, vectors[name] = spectral_norms(W, start, FIRST if start is None else LATER)
         size = torch.linalg.matrix_norm(W, dtype=torch.float64)
