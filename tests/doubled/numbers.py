@@ -8,8 +8,7 @@ import mpmath as mp
 import torch
 from torch import Tensor
 
-from rankscope.doubled import Doubled
-from rankscope.doubled.pairs import two_sum
+from rankscope.doubled import Doubled, two_sum
 from tests.builders import normal
 
 

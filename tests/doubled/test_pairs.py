@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.doubled.pairs import BLOCK, Pair, add, divide, halves, multiply, sqrt, subtract, two_prod, two_sum
+from rankscope.doubled import two_sum
+from rankscope.doubled.pairs import BLOCK, Pair, add, divide, halves, multiply, sqrt, subtract, two_prod
 from tests.doubled.numbers import drawn, exactly
 
 Within = st.floats(min_value=-1e140, max_value=1e140).filter(lambda x: x == 0 or abs(x) > 1e-130)

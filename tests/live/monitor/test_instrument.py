@@ -11,8 +11,8 @@ import torch
 import rankscope
 from rankscope import Monitor, plugins
 from rankscope.errors import MonitorError, PluginWarning, TrainingWarning
-from rankscope.live import OBSERVERS
-from rankscope.live.monitor import INSTRUMENTS, Alarm, Instrument, MetricValues, default_rules
+from rankscope.live import OBSERVERS, default_rules
+from rankscope.live.monitor import INSTRUMENTS, Alarm, Instrument, MetricValues
 from rankscope.live.monitor.block_jacobians import BlockJacobians
 from rankscope.live.monitor.embeddings import ProbeEmbeddings
 from rankscope.live.monitor.measurement import UNMEASURED
