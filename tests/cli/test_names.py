@@ -12,7 +12,7 @@ from tests.cli.test_app import commands
 
 
 def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
-    from rankscope.cli import depth as cut
+    from rankscope.cli import depth
     from rankscope.depths.criteria import CRITERIA
     from rankscope.depths.cut import SEARCHES
     from rankscope.metrics import METRICS
@@ -31,7 +31,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     assert names.PARTS == VARIANT_PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
     assert tuple(METRICS.shipped) == names.METRICS and tuple(ARITHMETICS) == names.ARITHMETICS
     assert tuple(REMEDIES.shipped) == names.REMEDIES
-    assert tuple(CRITERIA) == cut.CRITERIA and cut.SEARCHES == SEARCHES
+    assert tuple(CRITERIA) == depth.CRITERIA and depth.SEARCHES == SEARCHES
     assert tuple(THEOREMS) == names.THEOREMS
     studies = [(paper, figure) for paper, figures in FIGURES.items() for figure in figures]
     assert studies == [(study.paper, study.figure) for study in STUDIES]

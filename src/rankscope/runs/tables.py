@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 
@@ -71,6 +71,7 @@ def _manifest(path: str | Path, text: str) -> Manifest:
         raise FileError(sentence, subject=str(path)) from error
 
 
+@runtime_checkable  # so that beartype can hold arguments to it
 class SavedTable(Protocol):
     """What has a table and a manifest of its own, as profiles and certificates do."""
 
