@@ -294,7 +294,8 @@ def test_a_corpus_is_shown_as_it_was_measured(tmp_path: Path) -> None:
     summary = summary_of(profile_of(("transformer",)))
     shares = Summary(summary.table.with_columns(below_floor=pl.lit(0.25)), summary.manifest)
     shares.save(tmp_path / "summary.parquet")
-    assert set(read_run(tmp_path).measured.table["below_floor"]) == {0.25}
+    measured = read_run(tmp_path).measured
+    assert measured is not None and set(measured.table["below_floor"]) == {0.25}
 
 
 def test_gaps_in_numbers_are_gaps_in_figures(whole: Path, tmp_path: Path) -> None:

@@ -148,7 +148,12 @@ def test_a_batch_of_a_decoder_is_its_own() -> None:
     core: Any = FAMILIES["t5_decoder"].core(model_of("t5_decoder", "gated"))
     inputs, padding = given(core, "t5_decoder", 6, "left", 1)
     net, X, found = network_on_batch(core, inputs)
-    assert torch.equal(found, padding) and net.memory is not None and len(net.run(X, found).states) == 3
+    assert (
+        found is not None
+        and torch.equal(found, padding)
+        and net.memory is not None
+        and len(net.run(X, found).states) == 3
+    )
     with raises(TokensError, "encoder_hidden_states"):
         network_on_batch(core, {key: inputs[key] for key in ("input_ids", "attention_mask")})
 

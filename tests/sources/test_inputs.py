@@ -127,6 +127,7 @@ def test_it_computes_what_the_model_does_on_the_batch(kind: str) -> None:
     assert all(map(torch.equal, before, model.parameters())) and model.training
     with torch.no_grad():
         theirs = model.eval()(**given, output_hidden_states=True).hidden_states
+    assert padding is not None
     mine, real = net.run(X, padding), ~padding
     assert int(padding.sum()) == (0 if kind == "images" else 3)
     for layer in (0, 1):  # the last may have gone through a norm already

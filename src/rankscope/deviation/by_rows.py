@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import DeviationPattern, Logits, Visible, largest_score, with_top_column
+from rankscope.deviation.attention import EVERY, DeviationPattern, Logits, Visible, largest_score, with_top_column
 from rankscope.deviation.cap import CapReference
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
@@ -165,8 +165,8 @@ class PatternByRows:
         """The scores that some rows of P are the softmax of."""
         return Logits(self.shared.ref, Scaled(self.D(rows), self.shared.log))
 
-    def matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:
-        """Some rows of the pattern P as an ordinary tensor."""
+    def matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
+        """The pattern P as an ordinary tensor, or some rows of it."""
         return self.logits(rows).softmax(self.maker.visible(rows))
 
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:

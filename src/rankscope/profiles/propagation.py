@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, FloatSecondPass, PassInputs, applies, confirmations
+from rankscope.deviation import FloatSecondPass, PassInputs, applies, confirmations
 from rankscope.deviation.propagate import layers
 from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass
@@ -160,8 +160,6 @@ def layer_pass(
             for index, batch_steps in enumerate(batches):
                 step = next(batch_steps)
                 content = step.step._replace(**not_needed)
-                if isinstance(content, DeviationStep) and "attention" in not_needed:
-                    content = content._replace(rows=None)
                 step = replace(step, step=content)
                 for reader in readers:
                     reader.read(step)

@@ -90,6 +90,13 @@ class ParameterSlice:
         """Return the numbers of this slice, out of those of all outputs of the weight."""
         return numbers.reshape(self.heads, -1)[:, slice(*self.outputs)].reshape(-1)
 
+    def entries(self, tensor: Tensor) -> Tensor:
+        """Return the entries of this slice, flat, out of a tensor shaped like the weight or like its bias."""
+        if self.outputs == (None, None):
+            return tensor.flatten()
+        outputs = tensor.movedim(self.axis if tensor.ndim > 1 else 0, 0)
+        return outputs.reshape(self.heads, -1, *outputs.shape[1:])[:, slice(*self.outputs)].flatten()
+
 
 SliceKey = tuple[int, str]
 Place = tuple[int, Group]  # the first place of a block, from 1, and a group of its weights

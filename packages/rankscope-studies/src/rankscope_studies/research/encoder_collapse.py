@@ -145,7 +145,8 @@ LEARNERS = {"siamese": Siamese, "variance": Variance, "masked": Masked}
 @cache
 def images_and_digits() -> tuple[Tensor, Tensor]:
     """(All images `[image, token, number]`, which digit each shows); the last `HELD` are held out."""
-    return Digits()._images
+    images = Digits()._images
+    return images.inputs, images.labels
 
 
 def two_views(images: Tensor, generator: torch.Generator) -> Tensor:
