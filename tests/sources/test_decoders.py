@@ -28,6 +28,8 @@ def given(model: Any, name: str, length: int, side: str, seed: int) -> tuple[dic
     aside = padded(6, "left" if side == "right" else "right", seed)[1]
     memory = torch.randn(3, 6, model.config.hidden_size, generator=generator, dtype=torch.float64)
     found = words | {"encoder_hidden_states": memory}
+    if model.config.pad_token_id is not None:  # M2M-100 counts positions by it
+        found["input_ids"] = found["input_ids"].masked_fill(padding, model.config.pad_token_id)
     if name != "whisper_decoder":
         del found["position_ids"]
         found["encoder_attention_mask"] = (~aside).long()
