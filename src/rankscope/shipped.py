@@ -67,10 +67,10 @@ def shipped_folder(name: str) -> Path | None:
     snapshots = {folder.name: folder for folder in shipped_models()[model].values()}
     snapshot = name.rstrip("/").partition("/")[2] or [*snapshots][-1]
     if snapshot not in snapshots:
-        said = f"{model} has no snapshot {snapshot!r}; it has {', '.join(snapshots)}"
+        sentence = f"{model} has no snapshot {snapshot!r}; it has {', '.join(snapshots)}"
         if find_spec(MORE_SNAPSHOTS) is None:
-            said += "; more come with a package of their own: pip install ./packages/rankscope-models in a clone"
-        raise SourceError(said, subject="source")
+            sentence += "; more come with a package of their own: pip install ./packages/rankscope-models in a clone"
+        raise SourceError(sentence, subject="source")
     return snapshots[snapshot]
 
 

@@ -96,8 +96,8 @@ def compare(
     }
     ends = {name: values.reshape(len(values), -1).mean(1) for name, values in ends.items()}
     tied = undecided(ends, paired=not saved)
-    whole = profile.manifest.stopped is None
-    states = state_differences(sides, nets, encoded, excerpts, text.tokens) if whole else []
+    complete = profile.manifest.stopped is None
+    states = state_differences(sides, nets, encoded, excerpts, text.tokens) if complete else []
     sentences = [listing(curves, threshold), *filter(None, (tied, differ, states_sentence(states)))]
     written = None if store is None else write_run_directory(profile, store, " · ".join(compared), entry="compare")
     lines = [

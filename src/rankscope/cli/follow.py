@@ -68,8 +68,8 @@ def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
     if metrics is None:
         return training.of_stacks(training.metrics[0]) if training.metrics else []
     asked = {name: name not in training.metrics for name in split_names("metric", metrics)}
-    found = [training.of_stacks(name) * many or [training.metric(name)] for name, many in asked.items()]
-    return [metric for metrics_of_stacks in found for metric in metrics_of_stacks]
+    readings = [training.of_stacks(name) * many or [training.metric(name)] for name, many in asked.items()]
+    return [metric for metrics_of_stacks in readings for metric in metrics_of_stacks]
 
 
 def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:

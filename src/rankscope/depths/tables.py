@@ -46,7 +46,7 @@ def sample_tables(
             read = {name: values[:, head] for name, values in of_heads.items()}
             lost = losses.get((layer, head), dict.fromkeys(LOST))
             heads.append(_rows({"layer": layer, "head": head}, {**_shares(through, head), **lost, **read}))
-    norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(place, ranks) for place, ranks in forward.norms)]
+    norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(norm_place, ranks) for norm_place, ranks in forward.norms)]
     return {
         "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
         "norms": pl.concat(norms),

@@ -180,8 +180,8 @@ def _by_kernel(numbers: Scaled) -> Rescaling:
     """`_rescaling` by one kernel."""
     from rankscope.deviation.kernels_triton import rescaling
 
-    found = rescaling(numbers.value, numbers.log, WIDEST, LOWEST)
-    return tuple((lambda t=t: t) for t in found)
+    rescaled = rescaling(numbers.value, numbers.log, WIDEST, LOWEST)
+    return tuple((lambda t=t: t) for t in rescaled)
 
 
 def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:

@@ -49,7 +49,7 @@ class ValidTokens:
         return self.mask.to(torch.int8).argmax(-1)
 
     def of_heads(self, count: int) -> "ValidTokens":
-        """The same of batch * head samples, so many heads of each sample."""
+        """The valid tokens of batch * head samples: each sample `count` times, once for each of its heads."""
         return ValidTokens(self.mask.repeat_interleave(count, 0))
 
     def zero_padding(self, R: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:

@@ -125,7 +125,7 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
     if isinstance(block, nn.ModuleList):
         came = f"layer {layer} is a list of parts: name these parts in branches="
         raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
-    require(sum(other is block for other in blocks) == 1, several_layers(layer, block), WatchError, what)
+    require(sum(candidate is block for candidate in blocks) == 1, several_layers(layer, block), WatchError, what)
     return int(layer)
 
 

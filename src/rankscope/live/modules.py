@@ -81,10 +81,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
     """True if one of these modules runs compiled: through `torch.compile(module)` or `module.compile()`."""
     for module in modules:
-        own = module.__dict__
-        if "_orig_mod" in own["_modules"] or own.get("_compiled_call_impl") is not None:
+        attributes = module.__dict__
+        if "_orig_mod" in attributes["_modules"] or attributes.get("_compiled_call_impl") is not None:
             return True
-        if "forward" in own and hasattr(own["forward"], "_torchdynamo_orig_callable"):
+        if "forward" in attributes and hasattr(attributes["forward"], "_torchdynamo_orig_callable"):
             return True
     return False
 
@@ -126,13 +126,13 @@ def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[
         sentence = f"blocks={{...}} must name each stack by a text without '/'; {came}"
         require(blocks and not strange, sentence, WatchError, "blocks")
         return dict(blocks)
-    found = list(stacks(model)) if blocks is None else []
-    if len(found) != 2:
+    stack_names = list(stacks(model)) if blocks is None else []
+    if len(stack_names) != 2:
         return {"": blocks}
-    one, other = (name.split(".") for name in found)
-    first, second = next((a, b) for a, b in zip(one, other, strict=False) if a != b)
+    first_path, second_path = (name.split(".") for name in stack_names)
+    first, second = next((a, b) for a, b in zip(first_path, second_path, strict=False) if a != b)
     # Stacks that are told apart by numbers are stages, which follow one another.
-    return {"": None} if first.isdigit() else {first: found[0], second: found[1]}
+    return {"": None} if first.isdigit() else {first: stack_names[0], second: stack_names[1]}
 
 
 def find_blocks(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, list[nn.Module]]:

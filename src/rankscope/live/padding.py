@@ -269,8 +269,8 @@ def is_decoder(model: nn.Module, stack: str) -> bool:
     """True if this stack is the decoder of a model that is called with masks for encoder and decoder."""
     names = _argument_names(model)
     both = any(name in names for name in DECODER_MASKS)
-    other = "attention_mask" in names or "src_key_padding_mask" in names
-    return both and (is_decoder_name(stack) or not other)
+    takes_mask = "attention_mask" in names or "src_key_padding_mask" in names
+    return both and (is_decoder_name(stack) or not takes_mask)
 
 
 def is_decoder_name(stack: str) -> bool:

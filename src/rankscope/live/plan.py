@@ -111,10 +111,10 @@ def make_plans(
         elif isinstance(option, Tensor) and len(names) > 1:
             came = f"one came for {' and '.join(names)}: give {name}={{{next(iter(names))!r}: ...}}"
             raise WatchError(f"{name} must be given for each stack of blocks; {came}", subject=name)
-    own = {name: option for name in BY_STACK if isinstance(option := options.get(name), Mapping)}
+    by_stack = {name: option for name in BY_STACK if isinstance(option := options.get(name), Mapping)}
     plans = {}
     for stack, named in names.items():
-        of_stack = {name: option.get(stack, BY_STACK[name]) for name, option in own.items()}
+        of_stack = {name: option.get(stack, BY_STACK[name]) for name, option in by_stack.items()}
         plans[stack] = make_plan(model, blocks=named, stack_name=stack, **(options | of_stack))
         plans[stack].blocks_named = blocks is not None
     _remark_on_special_tokens(model, plans)
@@ -233,8 +233,8 @@ def _around_both(model: nn.Module, stack: str, stack_name: str) -> frozenset[nn.
     if not is_decoder_name(stack) and not is_decoder_name(stack_name):
         return frozenset()
     path = stack.split(".")
-    others = [other.split(".") for other in stacks(model) if other != stack]
-    shared = {k for other in others for k in range(len(path)) if other[:k] == path[:k]}
+    other_paths = [other.split(".") for other in stacks(model) if other != stack]
+    shared = {k for other in other_paths for k in range(len(path)) if other[:k] == path[:k]}
     return frozenset(model.get_submodule(".".join(path[:k])) for k in shared)
 
 

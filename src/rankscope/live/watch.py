@@ -138,9 +138,9 @@ class Watch:
         readings of the other would not say so."""
         sentence = "a model that runs without some of its parts must have one watch, whose readings say so"
         way = "leave that watch first; .without(...) may be repeated to leave out more"
-        for other in _entered:
-            complete = not any(stack.plan.left_out for w in (self, other) for stack in w.stacks.values())
-            apart = complete or set(submodules(self.model)).isdisjoint(submodules(other.model))
+        for entered in _entered:
+            complete = not any(stack.plan.left_out for w in (self, entered) for stack in w.stacks.values())
+            apart = complete or set(submodules(self.model)).isdisjoint(submodules(entered.model))
             require(apart, f"{sentence}; this model is watched already: {way}", WatchError, "without")
 
     def without(
@@ -179,10 +179,10 @@ class Watch:
         >>> bool((mu[:, 1] == mu[:, 2]).all())
         True
         """
-        first, *others = self.stacks
-        several = f"this watch has {first} and {' and '.join(others)}: name one, as in blocks={first!r}"
+        first, *further_stacks = self.stacks
+        several = f"this watch has {first} and {' and '.join(further_stacks)}: name one, as in blocks={first!r}"
         sentence = f"parts are left out of a watch of one stack of blocks; {several}"
-        require(not others, sentence, WatchError, "stacks")
+        require(not further_stacks, sentence, WatchError, "stacks")
         stack = self.stacks[first]
         out = choose(self.model, stack.plan.blocks, layers, heads, branches, norms, skips)
         return Watch({first: stack.without(out)}, self.variant)
@@ -194,9 +194,9 @@ class Watch:
         Raises:
             WatchError: Nothing was measured; the message says why.
         """
-        first, *others = self.stacks
+        first, *further_stacks = self.stacks
         measured = [name for name, stack in self.stacks.items() if stack.samples]
-        if not others or not measured:
+        if not further_stacks or not measured:
             return self.stacks[first].profile(self.variant)
         prefix = "" if self.variant == AS_GIVEN else f"{self.variant}: "
         return Profile.join([self.stacks[name].profile(f"{prefix}{name}") for name in measured])
@@ -224,7 +224,7 @@ class Watch:
 
     def _only(self, what: str) -> StackWatch:
         """The one stack; an error says how to ask for one of several."""
-        first, *others = self.stacks
-        several = f"this watch has {first} and {' and '.join(others)}: ask for w.stacks[{first!r}].{what}"
-        require(not others, f"{what} are those of one stack of blocks; {several}", WatchError, "stacks")
+        first, *further_stacks = self.stacks
+        several = f"this watch has {first} and {' and '.join(further_stacks)}: ask for w.stacks[{first!r}].{what}"
+        require(not further_stacks, f"{what} are those of one stack of blocks; {several}", WatchError, "stacks")
         return self.stacks[first]

@@ -146,8 +146,8 @@ def _norm_once(scaled: ScaledTokens, norm: Norm, of: str, A: Matrix) -> LogScale
     """The norm of a matrix, taken at the first call; on a GPU with the others that one kernel takes."""
     if norm + of not in scaled.norms:
         together = norm in ORDER and on_gpu(A)
-        found = dict(zip(ORDER, token_norms(A)[:, 0], strict=True)) if together else {norm: NORMS[norm](A)}
-        scaled.norms.update({name + of: size for name, size in found.items()})
+        norms = dict(zip(ORDER, token_norms(A)[:, 0], strict=True)) if together else {norm: NORMS[norm](A)}
+        scaled.norms.update({name + of: size for name, size in norms.items()})
     return scaled.norms[norm + of]
 
 

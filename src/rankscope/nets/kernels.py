@@ -76,7 +76,7 @@ class ScoreOperations(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kind of attention."""
+    """A kind of attention: what its rows of P are, and the rules that its arithmetics and backends need."""
 
     name: str  # What files and messages call it
     pattern: Callable[[Queries, Keys, KernelContext], Rows]  # (queries, keys, context) to P

@@ -160,8 +160,8 @@ def _check(part: str) -> tuple[MaskRule, tuple[int | str, ...]]:
     require(rule.fewest <= len(arguments) <= rule.most, f"{usage}; got {part!r}", MaskError, "mask")
     if name in ("edges", "matrix"):
         return rule, tuple(arguments)
-    whole = all(argument.isdecimal() and len(argument) < 10 for argument in arguments)
-    require(whole, f"{usage} with whole numbers >= 0; got {part!r}", MaskError, "mask")
+    decimal = all(argument.isdecimal() and len(argument) < 10 for argument in arguments)
+    require(decimal, f"{usage} with whole numbers >= 0; got {part!r}", MaskError, "mask")
     numbers = tuple(int(argument) for argument in arguments)
     still = name in ("strided", "dilated") and numbers[-1:] == (0,)
     require(not still, f"{usage} with a stride s >= 1; got {part!r}", MaskError, "mask")

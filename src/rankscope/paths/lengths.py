@@ -242,8 +242,8 @@ def _attention(frozen: Frozen) -> list[DeviationPattern]:
     X, table = frozen.X, frozen.net.weights.positions
     if table is not None:  # layer 0 before its positions were added: `propagate` adds them again
         X = (X - table[: X.shape[1]]) * frozen.valid[..., None]
-    found = (step.attention for step in propagate(frozen.net, X, ~frozen.valid))
-    return [P for P in found if isinstance(P, DeviationPattern)]
+    patterns = (step.attention for step in propagate(frozen.net, X, ~frozen.valid))
+    return [P for P in patterns if isinstance(P, DeviationPattern)]
 
 
 def _carried(frozen: Frozen, attention: list[DeviationPattern], path: Path) -> Reading:

@@ -125,9 +125,9 @@ def _table(columns: dict[str, Tensor], frozen: Frozen, lengths: bool) -> pl.Data
     for sample, valid in enumerate(frozen.valid.tolist()):
         sources = [index for index, is_token in enumerate(valid) if is_token]
         for length in range(len(columns["share"])):
-            place = {"length": [length] * (len(sources) + 1)} if lengths else {}
+            by_length = {"length": [length] * (len(sources) + 1)} if lengths else {}
             frames.append(pl.DataFrame({
-                "sample": [sample] * (len(sources) + 1), **place, "start": ["embedding"] * len(sources) + ["bias"],
+                "sample": [sample] * (len(sources) + 1), **by_length, "start": ["embedding"] * len(sources) + ["bias"],
                 "source": [*sources, None],
                 **{name: values[length, sample, [*sources, -1]].double().tolist() for name, values in columns.items()},
             }))  # fmt: skip

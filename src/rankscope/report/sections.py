@@ -45,8 +45,8 @@ def results_sections(run: ReportedRun) -> list[Section]:
                 raise
             sentence = f"sections of results called {result.kind}, of a plugin, are left out"
             warnings.warn(f"{sentence}: {type(error).__name__}: {error}", PluginWarning, stacklevel=2)
-    for each in run.chapters:
-        sections += each.sections()
+    for contributed in run.chapters:
+        sections += contributed.sections()
     return sections
 
 

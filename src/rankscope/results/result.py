@@ -267,8 +267,8 @@ class Result(ABC):
     def _of_file(cls, path: Path) -> Self:
         if not path.is_file():
             raise FileError(f"a Parquet file must hold {cls.words()}; there is none at {path}", subject=str(path))
-        name, *others = [name for name in cls.schemas if name not in cls.optional]
-        if others:
+        name, *more_tables = [name for name in cls.schemas if name not in cls.optional]
+        if more_tables:
             sentence = f"{path} must be a run folder, with all tables of {cls.words()}; it is one file"
             raise FileError(sentence, subject=str(path))
         table, manifest = read_parquet(path, f" written by {cls.__name__}.save")

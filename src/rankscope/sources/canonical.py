@@ -86,8 +86,8 @@ class StreamedNetwork:
             layer = {f"layers.0.{part}": tensor for part, tensor in first_layer.items()}
             tensors = [*other_tensors.values(), *tensors_of(embedding).values()]
             reason = f"layers that are read one at a time must each have their own weights; {name} shares some"
-            own = not any(tensor.is_meta for tensor in tensors)
-            require(own, f"{reason}: stream=False reads it whole", SourceError, "stream")
+            loaded = not any(tensor.is_meta for tensor in tensors)
+            require(loaded, f"{reason}: stream=False reads it whole", SourceError, "stream")
             _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
         return cls(shelf, _with_biases(arch, layer), other_tensors, embedding)
 

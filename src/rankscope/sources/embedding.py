@@ -59,9 +59,9 @@ class TextEmbedding:
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0, zero at padding."""
         ids, device = inputs, self.words.device
-        whole = ids.ndim == 2 and not ids.is_floating_point() and ids.dtype != torch.bool
+        are_ids = ids.ndim == 2 and not ids.is_floating_point() and ids.dtype != torch.bool
         message = f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
-        require(whole, message, TokensError, "input_ids")
+        require(are_ids, message, TokensError, "input_ids")
         if padding is None:
             padding = torch.zeros_like(ids, dtype=torch.bool)
         expected = f"padding must be boolean with the ids' shape {tuple(ids.shape)}"

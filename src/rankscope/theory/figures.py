@@ -132,8 +132,8 @@ def bound_views(summary: pl.DataFrame, table: pl.DataFrame | None = None) -> lis
     views = []
     for row in summary.iter_rows(named=True):
         curve = None if means is None else means.filter(theorem=row["theorem"]).head(row["met_to"]).select(logs)
-        said = {name: row[name] for name in named}
-        views.append(BoundView(**said, decades=row.get("slack"), by_layer=[] if curve is None else curve.rows()))
+        shown = {name: row[name] for name in named}
+        views.append(BoundView(**shown, decades=row.get("slack"), by_layer=[] if curve is None else curve.rows()))
     return views
 
 

@@ -192,10 +192,10 @@ class _Observer:
         if self.deviates and self.copies and not net.arch.parts:
             float64_pass = Float64Pass(net, self.inputs.settings)
         if self.deviates:
-            found = records(net, self.first, recording_rules(net, self.settings, self.copies))
+            recorded = records(net, self.first, recording_rules(net, self.settings, self.copies))
         else:
-            found = float64_records(net, self.first, self.settings, self.copies)
-        for index, record in enumerate(found):
+            recorded = float64_records(net, self.first, self.settings, self.copies)
+        for index, record in enumerate(recorded):
             if net.streamed:
                 norms = self.norms.of(net, index)
                 self.layer_norms += unpacked(packed([norms], net.device), [len(norms[0].columns)])

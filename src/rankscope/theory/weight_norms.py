@@ -315,8 +315,8 @@ class WeightNorms:
     def _of(self, net: Transformer, indices: Sequence[int]) -> list[LayerNorms]:
         arch, layers = net.arch, net.weights.layers
         keys = [("norms", key, arch.activation, arch.kernel == "uniform") for key in self._keys(net, indices)]
-        found = {key: _cache[key] for key in keys if key in _cache}
-        missing = {key: index for key, index in zip(keys, indices, strict=True) if key not in found}
+        cached = {key: _cache[key] for key in keys if key in _cache}
+        missing = {key: index for key, index in zip(keys, indices, strict=True) if key not in cached}
 
         def alike(item: tuple[Any, int]) -> Any:
             (_, (digest, *others), *_), index = item
@@ -328,8 +328,8 @@ class WeightNorms:
             chosen = [layers[index] for index in numbers]
             heads = HeadNorms.of_layers(arch, active_heads(arch, numbers[0]), chosen)
             for key, norms in zip(new_keys, zip(heads, MLPNorms.of_layers(arch, chosen), strict=True), strict=True):
-                found[key] = once(key, lambda norms=norms: norms)
-        return [found[key] for key in keys]
+                cached[key] = once(key, lambda norms=norms: norms)
+        return [cached[key] for key in keys]
 
     def of_all(self, name: str, net: Transformer, compute: Callable[[], Result]) -> Result:
         """A cached result that depends only on the matrices of all layers and on which heads are active."""

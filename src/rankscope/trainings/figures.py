@@ -53,7 +53,7 @@ class StepAxis:
         if not self.side_by_side:
             return fig.Axis("step", steps=True, range=range, grid=grid)
         named = evenly([*enumerate(self.steps)], LABELS)
-        labels = {float(place): f"{step:,}" for place, step in named}
+        labels = {float(x): f"{step:,}" for x, step in named}
         ends = (-0.3, len(self.steps) - 0.7) if range is None else range
         return fig.Axis("step, not to scale", labels=labels, range=ends, grid=grid)
 
@@ -269,14 +269,14 @@ def _flags(training: TrainingTables, time: StepAxis) -> list[fig.Flag]:
         sentences.setdefault(row["step"], [f"alarm at step {row['step']}"]).append(_wrapped(row["sentence"]))
     latest = list(sentences)[-MARKS:]
     places = zip(time.places(latest), latest, strict=True)
-    return [fig.Flag(place, "\n".join(sentences[step])) for place, step in places]
+    return [fig.Flag(x, "\n".join(sentences[step])) for x, step in places]
 
 
 def _rings(training: TrainingTables, grid: Grid, time: StepAxis) -> list[fig.Points]:
     """Where an alarm names a layer of the stack that is drawn, a ring at its place."""
     stack = split_stack(grid.metric)[1]
-    others = [name for name in {split_stack(metric)[1] for metric in training.metrics} if name not in ("", stack)]
-    elsewhere = pl.any_horizontal(pl.lit(False), *(pl.col("rule").str.ends_with(f"/{name}") for name in others))
+    stack_names = [name for name in {split_stack(metric)[1] for metric in training.metrics} if name not in ("", stack)]
+    elsewhere = pl.any_horizontal(pl.lit(False), *(pl.col("rule").str.ends_with(f"/{name}") for name in stack_names))
     rows = training.alarms.filter(pl.col("layer").is_in(grid.layers), ~elsewhere).tail(MARKS)
     hover: list[fig.Hover] = [
         (f"alarm at step {row['step']}, layer {row['layer']}\n{_wrapped(row['sentence'])}", "", "")

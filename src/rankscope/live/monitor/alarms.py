@@ -175,9 +175,9 @@ class RuleOfStacks:
         alarms: list[tuple[Alarm, Alarm]] = []  # as it is, and as it were of the whole run
         for stack, rule in self.by_stack.items():
             end = f"/{stack}"
-            own = rows.filter(pl.col("layer").is_not_null(), pl.col("metric").str.ends_with(end))
-            own = own.with_columns(pl.col("metric").str.strip_suffix(end))
-            for alarm in rule.on_measurement(pl.concat([own, rows.filter(pl.col("layer").is_null())]), step):
+            layer_rows = rows.filter(pl.col("layer").is_not_null(), pl.col("metric").str.ends_with(end))
+            layer_rows = layer_rows.with_columns(pl.col("metric").str.strip_suffix(end))
+            for alarm in rule.on_measurement(pl.concat([layer_rows, rows.filter(pl.col("layer").is_null())]), step):
                 plain = replace(alarm, rule=self.name, sentence=alarm.sentence.replace(f", {stack}:", ":", 1))
                 of_run[plain] += alarm.layer is None
                 alarms.append((alarm, plain))
@@ -249,8 +249,8 @@ class RuleSet(Instrument):
         self.rules: list[AlarmSource] = [
             RuleOfStacks(rule, stacks) if stacks and isinstance(rule, AlarmRule) else rule for rule in rules
         ]
-        each = [part for rule in self.rules for part in getattr(rule, "by_stack", {"": rule}).values()]
-        self._alarm_rules = [rule for rule in each if isinstance(rule, AlarmRule)]  # of every stack
+        rule_parts = [part for rule in self.rules for part in getattr(rule, "by_stack", {"": rule}).values()]
+        self._alarm_rules = [rule for rule in rule_parts if isinstance(rule, AlarmRule)]  # of every stack
         self._initial_state = self.state_dict()
 
     def attach(self) -> None:

@@ -240,7 +240,7 @@ class BlockJacobians(Instrument):
         sentence = f"Jacobians of blocks are not measured: {why}"
         require(plan.name in self._measured, f"{sentence}: leave jacobians out", MonitorError, "jacobians")
         self._failed.add(plan.name)
-        self._spaces = {place: space for place, space in self._spaces.items() if place[0] != plan.name}
+        self._spaces = {key: space for key, space in self._spaces.items() if key[0] != plan.name}
         self.remarks.append(sentence)
         return MetricValues()
 
@@ -263,8 +263,8 @@ class BlockJacobians(Instrument):
                     values.add(layer - 1, ALIGNMENT, torch.where(known, cosine, torch.nan), floor)
             before = after if call.linked else None
         gaps = ", ".join(str(call.layer) for call in recorded.calls[:-1] if not call.linked)
-        said = f"{ALIGNMENT} is not measured where a block takes other than the last one gave: {gaps}"
-        self.remarks += [said] if gaps and said not in self.remarks else []
+        sentence = f"{ALIGNMENT} is not measured where a block takes other than the last one gave: {gaps}"
+        self.remarks += [sentence] if gaps and sentence not in self.remarks else []
         return values
 
     @torch.enable_grad()

@@ -91,7 +91,7 @@ class ProbeEmbeddings(Instrument):
         except Exception as error:  # what else the probe shows is read all the same
             self._failure = error
             return
-        blocks = [block for each in watches.values() for block in each.plan.blocks]
+        blocks = [block for stack_watch in watches.values() for block in stack_watch.plan.blocks]
         rows = rows.detach()
         self._rows, self._dtype = {("", None): rows}, arithmetic_of(own_parameters(submodules(*blocks)), rows)
 
@@ -106,9 +106,9 @@ class ProbeEmbeddings(Instrument):
             if self._failure is not None:
                 raise self._failure
         if processes.world_size() > 1:
-            shapes = {place: tuple(rows.shape[1:]) for place, rows in taken.items()}
+            shapes = {key: tuple(rows.shape[1:]) for key, rows in taken.items()}
             processes.require_agreement("embeddings", shapes)
-            local_rows = {place: rows.cpu() for place, rows in taken.items()} if self.monitor.counts_samples else None
+            local_rows = {key: rows.cpu() for key, rows in taken.items()} if self.monitor.counts_samples else None
             parts = [part for part in processes.gathered(local_rows) if part is not None]
             taken = {k: torch.cat([part[k] for part in parts]).to(rows.device) for k, rows in taken.items()}
         values = MetricValues()

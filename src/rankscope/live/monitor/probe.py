@@ -286,7 +286,7 @@ def beside_plugins(plans: Sequence[WatchPlan], read: Callable[[], T]) -> T:
         return read()
     except Exception as error:
         added, ways = OBSERVERS.group.added, [plan.attention for plan in plans]
-        strangers = [name for name, way in added.items() if any(way in each for each in ways)]
+        strangers = [name for name, way in added.items() if any(way in words for words in ways)]
         if not strangers:
             raise
         for plan in plans:

@@ -67,7 +67,7 @@ class StepNumbers(Instrument):
         require_agreement("numbers in monitor.step", sorted(self.given), self.monitor.stage.first_block)
         values = MetricValues()
         for name, numbers in sorted(self.given.items()):
-            values.add(None, name, torch.stack([number.double().cpu().reshape(()) for number in numbers]))
+            values.add(None, name, torch.stack([value.double().cpu().reshape(()) for value in numbers]))
         return values
 
     def state_dict(self) -> dict[str, list[Tensor]]:

@@ -328,8 +328,8 @@ class WeightInstrument(Instrument):
         for (block_number, group), parts in self.groups[plan.name].items():
             layers = (layer for layer, at in plan.called.items() if at == block_number)
             layer = min(layers, default=block_number)
-            for kind, number in zip(self.kinds, self.read_group(plan.name, (block_number, group), parts), strict=True):
-                values.add_once(layer, f"{kind}_{group}", number, self.monitor.stage.counts)
+            for kind, value in zip(self.kinds, self.read_group(plan.name, (block_number, group), parts), strict=True):
+                values.add_once(layer, f"{kind}_{group}", value, self.monitor.stage.counts)
         return values
 
     def read_group(self, stack: str, place: Place, parts: list[ParameterSlice]) -> tuple[Tensor | None, ...]:
@@ -491,8 +491,8 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
 
 def _norm(parts: list[ParameterSlice], squares: dict[SliceKey, Tensor]) -> Tensor:
     """The Frobenius norm of these slices together."""
-    there = [part for part in parts if part.key in squares]
-    sums = [part.choose(processes.full_tensor(squares[part.key])).sum() for part in there]
+    measured = [part for part in parts if part.key in squares]
+    sums = [part.choose(processes.full_tensor(squares[part.key])).sum() for part in measured]
     if not sums:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     return torch.stack([total.to(sums[0].device) for total in sums]).sum().sqrt()

@@ -42,7 +42,7 @@ class Llama(Family):
     further: ClassVar[Any] = (rotary,)
 
     def architecture(self, config: Any) -> Architecture:
-        """Of Ministral 3 as far as queries do not grow."""
+        """The description; of Ministral 3 only as far as its queries do not grow with position."""
         arch = self.described(config)
         if config.model_type != "ministral3":
             return arch
