@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.live.monitor.measurement import Alarm, Measurement, RunWriter
+from rankscope.monitor.measurement import Alarm, Measurement, RunWriter
 from rankscope.runs import manifest_of
 from rankscope.trainings import TRAINING
 

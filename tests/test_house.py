@@ -33,6 +33,7 @@ FLOORS = [
     "theory",
     "trainings",
     "live",
+    "monitor",
     "lab",
     "forecasts",
     "depths",

@@ -18,8 +18,9 @@ from rankscope.cli.app import ELSEWHERE, SOURCES
 from rankscope.engine import spec_of
 from rankscope.engine.work import CellInputs, InputsLoader, measure_cell
 from rankscope.errors import MetricError, PluginError, PluginWarning, TrainingWarning
-from rankscope.live import OBSERVERS, default_rules
+from rankscope.live import OBSERVERS
 from rankscope.metrics import METRICS, metric
+from rankscope.monitor import default_rules
 from rankscope.remedies import REMEDIES, NamedRemedy
 from rankscope.report import ReportedRun, render
 from rankscope.report.reported_run import CHAPTERS

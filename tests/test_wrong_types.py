@@ -11,7 +11,7 @@ import torch, rankscope
 from rankscope.metrics import Metric, residual
 from rankscope.metrics.samples import alignment, rankme
 from rankscope.errors import RankscopeError
-from rankscope.live.monitor.alarm_rules import Collapse
+from rankscope.monitor.alarm_rules import Collapse
 
 net = rankscope.Transformer.random(rankscope.Architecture(layers=1, width=4, heads=1))
 encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 1, batch_first=True), 2)

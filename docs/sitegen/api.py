@@ -16,9 +16,9 @@ from sitegen.markdown import formulas, table
 
 INSIDE = ("__main__", "cli", "data", "explorer", "files", "extras", "naming", "plugins", "shapes", "shipped", "workers")
 """Rooms that nobody calls from Python: the commands, the explorer, and what others are made with."""
-LOOPS = ("live.loops.transformers", "live.loops.lightning")
+LOOPS = ("monitor.loops.transformers", "monitor.loops.lightning")
 """Callbacks of other packages' loops, which bring these packages along when they are imported."""
-DEEPER = ("live.monitor.alarm_rules", "live.writers", *LOOPS)
+DEEPER = ("monitor.alarm_rules", "monitor.writers", *LOOPS)
 """Public modules inside rooms."""
 
 

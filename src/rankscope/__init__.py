@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from rankscope.depths import Cut, DepthCard, depth
     from rankscope.engine import Sweep, sweep
     from rankscope.forecasts import Forecast, forecast
-    from rankscope.live import Monitor, watch
+    from rankscope.live import watch
+    from rankscope.monitor import Monitor
     from rankscope.nets import Architecture, Transformer
     from rankscope.paths import Decomposition, decompose
     from rankscope.profiles import Profile, measure
@@ -21,7 +22,8 @@ _ROOMS = {
     "depths": ("Cut", "DepthCard", "depth"),
     "engine": ("Sweep", "sweep"),
     "forecasts": ("Forecast", "forecast"),
-    "live": ("Monitor", "watch"),
+    "live": ("watch",),
+    "monitor": ("Monitor",),
     "nets": ("Architecture", "Transformer"),
     "paths": ("Decomposition", "decompose"),
     "profiles": ("Profile", "measure"),

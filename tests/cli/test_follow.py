@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rankscope import Spikes, TrainingRun, read
 from rankscope.cli.follow import shown
-from rankscope.live.monitor.measurement import Alarm, Measurement
+from rankscope.monitor.measurement import Alarm, Measurement
 from rankscope.runs.tables import JOURNAL
 from rankscope.trainings import TRAINING, read_training
 from tests.cli.running import COMMAND, answered, printed, rankscope

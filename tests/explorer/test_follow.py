@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rankscope.explorer.follow import SPIKES, KnownEvents, app
-from rankscope.live.monitor.measurement import Alarm, Measurement
+from rankscope.monitor.measurement import Alarm, Measurement
 from rankscope.report import read_run
 from rankscope.trainings import read_training
 from rankscope.trainings.figures import STEPS

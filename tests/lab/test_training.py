@@ -28,7 +28,7 @@ from rankscope.lab import (
     Training,
 )
 from rankscope.lab.model import reads_ahead
-from rankscope.live.monitor.alarms import AlarmRule, Fault
+from rankscope.monitor.alarms import AlarmRule, Fault
 from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.remedies import REMEDIES
 from tests.raising import raises

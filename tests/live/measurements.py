@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from rankscope.live.monitor import Alarm, Measurement
+from rankscope.monitor import Alarm, Measurement
 from rankscope.trainings import TRAINING
 
 NAMES = ["monitor/loss", "relative_mu/layer_00", "relative_mu/layer_03", "head_mu/layer_03/head_01"]

@@ -22,11 +22,12 @@ from transformers.models.llama import modeling_llama as llama
 import rankscope
 from rankscope.errors import MetricError, WatchError
 from rankscope.lab import Trainable
-from rankscope.live import AttentionCall, AttentionScores, Monitor
+from rankscope.live import AttentionCall, AttentionScores
 from rankscope.live.attention import row_statistics as statistics
 from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention_readings import IN_TURN
 from rankscope.metrics import metric
+from rankscope.monitor import Monitor
 from rankscope.nets import Architecture, Transformer
 from tests.live.attention.test_row_statistics import LargestTensor
 from tests.live.families import checks, seen

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live import Monitor
 from rankscope.live.hidden_states import BlockChain, hidden_states_in, layout_in_attention, layout_of
+from rankscope.monitor import Monitor
 from tests.live import reference
 from tests.live.encoders import Loop
 from tests.live.families import FAMILIES, WIDTH, checks, seen

@@ -24,10 +24,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from rankscope import read, watch
 from rankscope.errors import WatchError
-from rankscope.live import AttentionCall, Monitor
+from rankscope.live import AttentionCall
 from rankscope.live.hooks import Hooks, float64_device, isolated, without_dropout
+from rankscope.monitor import Monitor
 from tests.live.gpt import GPT, words
-from tests.live.monitor.small import encoder, loss_of, tokens
+from tests.monitor.small import encoder, loss_of, tokens
 from tests.raising import raises
 
 OF_HEADS = ["mu", "dobrushin", "head_mu"]

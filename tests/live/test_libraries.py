@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live import Monitor
+from rankscope.monitor import Monitor
 from tests.live import reference
 from tests.live.families import FAMILIES, GPT2, HEADS, LAYERS, WIDTH, WORDS, checks, seen, tiny
 from tests.live.gpt import GPT, words

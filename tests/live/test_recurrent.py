@@ -10,8 +10,8 @@ from torch import Tensor
 
 import rankscope
 from rankscope.errors import MonitorError, WatchError
-from rankscope.live import Monitor
 from rankscope.live.modules import stacks
+from rankscope.monitor import Monitor
 from tests.live import reference
 from tests.live.families import LAYERS, NAMED, WIDTH, checks, seen, tiny
 from tests.live.gpt import words

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live import Monitor
 from rankscope.live.state_readings import routing_in
+from rankscope.monitor import Monitor
 from rankscope.trainings import read_training
 from rankscope.trainings.signals import run_events
 from tests.live.families import HEADS, LAYERS, WIDTH, seen, tiny

@@ -10,7 +10,7 @@ from torch import nn
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live import Monitor
+from rankscope.monitor import Monitor
 from tests.live import reference
 from tests.live.families import HEADS, T5, WIDTH, WORDS, checks, seen, tiny
 from tests.live.gpt import words

@@ -13,11 +13,12 @@ from rankscope.errors import MonitorError, WatchError
 from rankscope.figures.description import Points
 from rankscope.forecasts.live_module import read_module
 from rankscope.lab import Recipe
-from rankscope.live import Monitor, watch
-from rankscope.live.monitor.alarm_rules import Collapse
-from rankscope.live.monitor.alarms import AlarmRule, Fault, MeasurementRows, RuleSet
+from rankscope.live import watch
 from rankscope.live.plan import make_plans
-from rankscope.live.writers import scalars
+from rankscope.monitor import Monitor
+from rankscope.monitor.alarm_rules import Collapse
+from rankscope.monitor.alarms import AlarmRule, Fault, MeasurementRows, RuleSet
+from rankscope.monitor.writers import scalars
 from rankscope.trainings import TRAINING, read_training
 from rankscope.trainings.figures import layer_map
 from rankscope.trainings.signals import run_signals

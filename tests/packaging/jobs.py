@@ -260,7 +260,7 @@ def trainer() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     from rankscope import read
-    from rankscope.live.loops.transformers import MonitorCallback
+    from rankscope.monitor.loops.transformers import MonitorCallback
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=12, n_embd=16, n_layer=2, n_head=2))
     ids = torch.randint(0, 32, (8, 12))
@@ -277,7 +277,7 @@ def lightning() -> None:
     from lightning.pytorch import LightningModule, Trainer
 
     from rankscope import read
-    from rankscope.live.loops.lightning import LightningMonitor
+    from rankscope.monitor.loops.lightning import LightningMonitor
 
     class Learner(LightningModule):
         def __init__(self) -> None:
@@ -303,7 +303,7 @@ def tensorboard() -> None:
     """What TensorBoard reads back."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from rankscope.live.writers import TensorBoard
+    from rankscope.monitor.writers import TensorBoard
 
     watched("run", writers=[TensorBoard("board")])
     assert "monitor/loss" in EventAccumulator("board").Reload().Tags()["scalars"]
@@ -311,7 +311,7 @@ def tensorboard() -> None:
 
 def wandb() -> None:
     """A run of Weights & Biases, offline."""
-    from rankscope.live.writers import WandB
+    from rankscope.monitor.writers import WandB
 
     watched("run", writers=[WandB(mode="offline", project="here", dir=".")])
     assert list(Path().glob("wandb/offline-run-*/*.wandb"))
@@ -324,7 +324,7 @@ def mlflow() -> None:
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # mlflow-skinny has no database
     from mlflow import MlflowClient
 
-    from rankscope.live.writers import MLflow
+    from rankscope.monitor.writers import MLflow
 
     store = Path("mlruns").resolve().as_uri()
     watched("run", writers=[MLflow(experiment="collapse", uri=store)])
@@ -340,7 +340,7 @@ def trackio() -> None:
     import os
 
     os.environ["TRACKIO_DIR"] = str(Path().resolve())
-    from rankscope.live.writers import Trackio
+    from rankscope.monitor.writers import Trackio
 
     watched("run", writers=[Trackio("here", name="first")])
     assert list(Path().glob("here*.db"))

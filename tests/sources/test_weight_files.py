@@ -10,7 +10,7 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM
 from rankscope import load
 from rankscope.errors import FileError
 from rankscope.sources.weight_files import training_step, write_folder
-from tests.live.loops import nanogpt
+from tests.monitor.loops import nanogpt
 from tests.raising import raises
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -12,7 +12,7 @@ import pytest
 from rankscope.figures import plot
 from rankscope.figures.description import Heatmap, Line, Points
 from rankscope.figures.page import page_figure
-from rankscope.live.monitor.measurement import Measurement
+from rankscope.monitor.measurement import Measurement
 from rankscope.trainings import TRAINING, read_training
 from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from tests.made_trainings import ALARM, falling, learned, measurement, opened, row, written

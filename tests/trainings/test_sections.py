@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError
-from rankscope.live.monitor.measurement import RunWriter
+from rankscope.monitor.measurement import RunWriter
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter, fit
 from rankscope.runs import Manifest, Store

@@ -17,7 +17,7 @@ from torch import nn
 
 from rankscope import Monitor
 from rankscope.errors import FileError
-from rankscope.live.monitor.measurement import Measurement
+from rankscope.monitor.measurement import Measurement
 from rankscope.trainings import Signal, find_spikes, order_of_events, read_signals, read_training
 from rankscope.trainings import spikes as module
 from rankscope.trainings.signals import run_events, split_loss

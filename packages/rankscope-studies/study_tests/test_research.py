@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.figures import plot
 from rankscope.forecasts import changes
-from rankscope.live import default_rules
+from rankscope.monitor import default_rules
 from rankscope.runs import read
 from rankscope.trainings import Signal
 from rankscope_studies.chowdhury2026 import exact_weights

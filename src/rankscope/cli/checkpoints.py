@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.cli.show import Tell
-    from rankscope.live.monitor import Measurement
-    from rankscope.live.monitor.measurement import RunWriter
+    from rankscope.monitor import Measurement
+    from rankscope.monitor.measurement import RunWriter
     from rankscope.nets import Transformer
     from rankscope.trainings import TrainingRun
 
@@ -67,7 +67,7 @@ def checkpoints(
     and learning rates are those that a Hugging Face trainer has logged. A checkpoint that cannot be loaded is
     reported, and the others are measured. The same command into the same folder measures only new checkpoints.
     """
-    from rankscope.live.monitor.measurement import RunWriter
+    from rankscope.monitor.measurement import RunWriter
     from rankscope.report import write_report
     from rankscope.runs import Network, begun, key_of
     from rankscope.trainings import read_training
@@ -204,7 +204,7 @@ def measure_checkpoint(
     """The measurement that a Monitor would have made at that step; if it fails, an alarm with the reason."""
     import polars as pl
 
-    from rankscope.live.monitor import Alarm, Measurement
+    from rankscope.monitor import Alarm, Measurement
     from rankscope.profiles import measure
     from rankscope.trainings import TRAINING
 
@@ -309,7 +309,7 @@ def write_measurement(run_writer: "RunWriter", measurement: "Measurement") -> No
     """
     import polars as pl
 
-    from rankscope.live.monitor.measurement import alarm_rows
+    from rankscope.monitor.measurement import alarm_rows
 
     for journal, name, new in (
         (run_writer.alarms, "alarms", alarm_rows(measurement.alarms)),

@@ -115,7 +115,7 @@ def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
 
     from rankscope.files import writable_folder
     from rankscope.lab import NextCharacter, Recipe, Training
-    from rankscope.live import default_rules
+    from rankscope.monitor import default_rules
     from rankscope.report import write_report
     from rankscope.trainings import compare_runs, read_training
 

@@ -1,6 +1,6 @@
 """Which weights of any module are of queries, keys, values, outputs, MLPs, the embedding and the head.
 
-`live_module.py` calls `weight_kinds`. Inside blocks names tell (`live/monitor/weight_gradients.py`), fused matrices are
+`live_module.py` calls `weight_kinds`. Inside blocks names tell (`monitor/weight_gradients.py`), fused matrices are
 taken apart; the head is the module that gave the logits. What cannot be told is None, never a part of what it is:
 
 | kind                   | is not known where                                                                        |
@@ -18,7 +18,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from rankscope.forecasts.readings import IN_BLOCKS, WeightKinds, WeightPart
-from rankscope.live.monitor.weight_gradients import Kind, ParameterSlice, attending, kind_slices
+from rankscope.monitor.weight_gradients import Kind, ParameterSlice, attending, kind_slices
 
 EMBEDDING = {"wte", "wpe"}  # Names of embeddings, beside all that have "emb" or "pos" in them
 

@@ -25,8 +25,7 @@ from rankscope.lab.module import eval_mode
 from rankscope.lab.steps import CapturedStep, SingleLearner, StackedLearner, optimizer_step
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.base import STEPS
-from rankscope.live import Monitor
-from rankscope.live.monitor import AlarmSource
+from rankscope.monitor import AlarmSource, Monitor
 from rankscope.nets import Architecture, Dropout, Transformer
 from rankscope.remedies import Remedy
 

@@ -15,7 +15,7 @@ samples. Where tokens of one sample become the same, `residuals.py` tells; here 
 Formulas are the authors', with their constants as defaults. Everything is computed in float64, but embeddings that come
 in float32 differ by rounding where they should be the same, and rounding fills all directions alike. So `rankme_floor`
 and `distance_floor` say which values are rounding's, and `alpha_req` and `lidar`, which divide what differs by what
-differs, have no value there. `live/monitor/embeddings.py` reads all five during a training.
+differs, have no value there. `monitor/embeddings.py` reads all five during a training.
 """
 
 import math

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rankscope import read
 from rankscope.errors import WatchError
-from rankscope.live import OBSERVERS, AttentionCall, Monitor, watch
+from rankscope.live import OBSERVERS, AttentionCall, watch
 from rankscope.live.attention import OnAttention, WatchedBlocks
+from rankscope.monitor import Monitor
 from tests.live.families import seen
 from tests.live.gpt import GPT, HEADS, METRICS, WIDTH, Block, SelfAttention, same, words
 from tests.raising import raises

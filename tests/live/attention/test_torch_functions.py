@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live import Monitor
 from rankscope.live.plan import make_plan
 from rankscope.live.stack_watch import StackWatch
+from rankscope.monitor import Monitor
 from tests.live.families import checks, seen
 from tests.live.gpt import (
     CONTEXT,

@@ -1,7 +1,7 @@
 """Objects that rankscope cannot take."""
 
-from rankscope.live.monitor import AlarmRule
 from rankscope.metrics import Metric
+from rankscope.monitor import AlarmRule
 from rankscope.results import Result
 
 taken = Metric("mu", lambda X, padding=None: X.sum((-2, -1)))

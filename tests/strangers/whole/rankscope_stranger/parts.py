@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from rankscope.engine import CellJob
-from rankscope.live.monitor import AlarmRule, Fault, Instrument, MetricValues
 from rankscope.metrics import Meaning, Metric
 from rankscope.metrics.tokens import tokens
+from rankscope.monitor import AlarmRule, Fault, Instrument, MetricValues
 from rankscope.remedies import NamedRemedy
 from rankscope.results import Section, Table
 from rankscope.sources import FAMILIES

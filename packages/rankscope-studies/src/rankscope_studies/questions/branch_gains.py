@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rankscope.deviation import BlockRecord, State, dissect
 from rankscope.lab import Batch, Model, Task, Trainable
-from rankscope.live import leading_vectors
+from rankscope.monitor import leading_vectors
 from rankscope.nets import ACTIVATIONS, Architecture, MLPWeights, Transformer, affine
 from rankscope.shapes import Float
 from rankscope.theory import MLPNorms

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rankscope.lab import Initialisation, Model, NextCharacter, Recipe, Training
-from rankscope.live import default_rules
+from rankscope.monitor import default_rules
 from rankscope.runs import read
 from rankscope.workers import cores, run_pieces
 

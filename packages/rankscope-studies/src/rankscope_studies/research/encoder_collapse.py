@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from rankscope.files import atomic
 from rankscope.lab import Digits
-from rankscope.live import Monitor
+from rankscope.monitor import Monitor
 from rankscope.runs import read
 from rankscope.workers import run_pieces
 

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 import rankscope
 from rankscope.files import atomic
 from rankscope.lab import NextCharacter
-from rankscope.live import Monitor, default_rules
+from rankscope.monitor import Monitor, default_rules
 from rankscope.trainings import SURE, Signal, find_spikes, order_of_events, read_signals
 from rankscope.workers import run_pieces
 

@@ -1,0 +1,33 @@
+"""`Monitor`: measures a model while it trains.
+
+A monitor is a schedule, a list of instruments (`instrument.py` says what one is, and which there are), alarm rules and
+a run folder. What happens when `Monitor.step` is called (`monitor.py`):
+
+1. The step counter moves, and `loss` and other numbers of the step are kept (`schedule.py`).
+2. Unless the counter has crossed a multiple of `every`, recording is switched on or off for the next step,
+   and that is all.
+3. Otherwise each instrument reads, by itself: the probe or training batches first, each with all that training uses
+   put back afterwards (`training_state.py`).
+4. `running_sums.py` reduces all values to sums, and merges those of all processes.
+5. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`), and
+   `forecast_check.py` compares them with what was forecast of the training.
+6. The first process writes measurement and alarms to the run folder and calls the writers
+   (`rankscope.monitor.writers`); alarms then warn, stop the training or call a function.
+
+What fails on the way is kept away from the training by `Failures` (`measurement.py`).
+
+The callbacks of `rankscope.monitor.loops` call `Monitor.step` for the Hugging Face Trainer and for Lightning.
+"""
+
+from rankscope.monitor.alarm_rules import default_rules
+from rankscope.monitor.alarms import AlarmRule, AlarmSource, Fault
+from rankscope.monitor.block_jacobians import leading_vectors
+from rankscope.monitor.instrument import Instrument
+from rankscope.monitor.measurement import Alarm, Measurement
+from rankscope.monitor.monitor import INSTRUMENTS, Monitor
+from rankscope.monitor.running_sums import MetricValues
+
+__all__ = [
+    "Alarm", "AlarmRule", "AlarmSource", "Fault", "INSTRUMENTS", "Instrument", "Measurement", "MetricValues", "Monitor",
+    "default_rules", "leading_vectors",
+]  # fmt: skip
