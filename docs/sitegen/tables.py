@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from rankscope import Architecture, Transformer, decompose
-from rankscope.engine.sweep import STATUS
+from rankscope.engine.sweeping import STATUS
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import CLOUD
 from rankscope.profiles.cloud import SPECTRUM as SPECTRA

@@ -21,8 +21,8 @@ from rankscope.metrics import (
     tokens_of,
 )  # fmt: skip
 from rankscope.metrics import norms as module
+from rankscope.metrics.batch import tokens
 from rankscope.metrics.norms import max_norm, token_norms
-from rankscope.metrics.tokens import tokens
 from tests.interpreted import needs_interpreter
 from tests.strategies import matrices
 

@@ -11,7 +11,7 @@ from rankscope.errors import ArchitectureError, PathError, TheoremError
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.remedies import remedy
-from rankscope.sources.load import read_saved
+from rankscope.sources.loading import read_saved
 from rankscope.theory import certify
 from tests.builders import thinned
 from tests.raising import raises

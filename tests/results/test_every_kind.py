@@ -18,7 +18,7 @@ from rankscope.errors import FileError, PluginWarning
 from rankscope.profiles import measure_corpus
 from rankscope.report import write_report
 from rankscope.results import KINDS, Result, class_of, results_of
-from rankscope.results.card import TEXT_LINES
+from rankscope.results.cards import TEXT_LINES
 from rankscope.runs import Manifest, Store
 from rankscope.runs import read as read_run
 from rankscope.theory import collapse_depth
@@ -26,7 +26,7 @@ from rankscope.trainings import compare_runs, order_of_events, read_training
 from rankscope.trainings.signals import run_signals, split_loss
 from tests.made_trainings import measurement, opened, spiking, written
 from tests.raising import raises
-from tests.results.test_card import Page
+from tests.results.test_cards import Page
 
 TEXTS = ["Call me Ishmael. Some years ago", "never mind how long precisely"]
 

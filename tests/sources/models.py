@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rankscope.sources import FAMILIES
-from rankscope.sources.load import random_model
+from rankscope.sources.loading import random_model
 
 EVERY = [(name, label) for name, family in FAMILIES.items() for label in family.tiny_configs()]
 CASES = [case for case in EVERY if FAMILIES[case[0]].side != "decoder"]

@@ -19,7 +19,7 @@ from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import MODULES, family_of
 from rankscope.sources.families.family import ACTIVATIONS
 from rankscope.sources.families.rotary import SCHEMES
-from rankscope.sources.load import built
+from rankscope.sources.loading import built
 from rankscope.sources.parity import TOLERANCE, Parity
 from tests.sources.configs import INERT, REFUSED, VALUES, altered, fields, runs
 

@@ -14,7 +14,7 @@ from rankscope.errors import RankscopeError
 from rankscope.sources import FAMILIES, Family, lifted, load
 from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import MODULES
-from rankscope.sources.load import built
+from rankscope.sources.loading import built
 from rankscope.sources.parity_inputs import ParityInputs, relative
 from tests.sources import page
 from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs

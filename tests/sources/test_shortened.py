@@ -11,7 +11,7 @@ from torch import nn
 from rankscope.depths import cut
 from rankscope.errors import FileError, SourceError
 from rankscope.sources import FAMILIES, load
-from rankscope.sources.load import random_model
+from rankscope.sources.loading import random_model
 from rankscope.sources.shortened import original, write_shortened
 from tests.raising import raises
 from tests.sources.models import CASES

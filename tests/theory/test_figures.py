@@ -27,7 +27,7 @@ from rankscope.theory.figures import (
 )
 from tests.raising import raises
 from tests.report.runs import NET, X
-from tests.theory.test_certify import FOUND
+from tests.theory.test_certificates import FOUND
 
 SAN = NET.variant("san")
 

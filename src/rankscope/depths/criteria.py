@@ -33,7 +33,7 @@ from torch import Tensor
 from rankscope.depths.readings import influence
 from rankscope.errors import PathError, require
 from rankscope.metrics import metric, valid_tokens
-from rankscope.metrics.tokens import tokens
+from rankscope.metrics.batch import tokens
 from rankscope.nets import Block, Branch, Half, Transformer, converted
 from rankscope.nets.weights import named
 from rankscope.paths import Frozen, decompose, freeze

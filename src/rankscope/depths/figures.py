@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
+from rankscope import figures as fig
 from rankscope.figures.text import TURNS
 from rankscope.paths.figures import LABELLED
 

@@ -4,7 +4,7 @@ from rankscope.engine.cluster import STUCK_AFTER, Cluster
 from rankscope.engine.sections import Sweep
 from rankscope.engine.shared_inputs import measure_on_cluster
 from rankscope.engine.spec import CellJob, Spec, read_spec, spec_of
-from rankscope.engine.sweep import sweep
+from rankscope.engine.sweeping import sweep
 from rankscope.engine.views import choice_in, profile_of
 
 __all__ = [

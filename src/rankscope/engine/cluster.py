@@ -5,7 +5,7 @@ object store, which workers read without a copy). Lost work is submitted again a
 by Ray, which would repeat a cell that needs too much memory again and again. Work that never answers is
 cancelled after `stuck_after` seconds in which nothing at all ended.
 
-`sweep.py` runs cells here (`outcomes`), `shared_inputs.py` batches of a corpus (`in_order`); whoever has other work
+`sweeping.py` runs cells here (`outcomes`), `shared_inputs.py` batches of a corpus (`in_order`); whoever has other work
 that is done piece by piece gives `run` or `in_order` a function and the arguments of each piece.
 """
 

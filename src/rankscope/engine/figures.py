@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from rankscope import figures as fig
 from rankscope.engine.views import Levels, SweepView
-from rankscope.figures import description as fig
 from rankscope.figures import evenly
 from rankscope.profiles import metric_title
 from rankscope.trainings.figures import ends

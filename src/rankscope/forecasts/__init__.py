@@ -1,13 +1,13 @@
 """What can be said of a network before it is trained: where its tokens and gradients go, and whether it will train.
 
-`forecast.py` has `forecast` and what it returns. It asks `readings.py` for what is read off a network at its
+`forecasting.py` has `forecast` and what it returns. It asks `readings.py` for what is read off a network at its
 initialisation, `layers.py` for tokens and gradients layer by layer (`mean_field.py`, `phases.py` and `gradients.py`
 have the theory and the arithmetic), `predictor.py` for what became of trained networks that read alike, `verdict.py`
 for sentences, and `plan.py` for what might mend it; `maps.py` varies two numbers of a design. A module of a person's
 own is read by `live_module.py`: it goes forward in `live_passes.py`, and `weight_kinds.py` tells its weights apart.
 """
 
-from rankscope.forecasts.forecast import Forecast, Mend, forecast, forecast_of
+from rankscope.forecasts.forecasting import Forecast, Mend, forecast, forecast_of
 from rankscope.forecasts.layers import by_layer, layers_chart
 from rankscope.forecasts.maps import AXES, forecast_map, map_chart
 from rankscope.forecasts.mean_field import Moments, mean_field

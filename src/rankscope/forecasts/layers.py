@@ -1,8 +1,9 @@
 """Tokens and gradients of a network, layer by layer, at its initialisation: measured, and beside that in theory.
 
-`forecast.py` calls `by_layer`. In order: a few samples of the task go through `measure`; the mean-field recursion takes
-the second moments of their tokens along (`mean_field.py`); closed forms say in which phase attention of each layer is
-(`phases.py`); the gradient of the task's loss goes back through every layer, however small it becomes (`gradients.py`).
+`forecasting.py` calls `by_layer`. In order: a few samples of the task go through `measure`; the mean-field recursion
+takes the second moments of their tokens along (`mean_field.py`); closed forms say in which phase attention of each
+layer is (`phases.py`); the gradient of the task's loss goes back through every layer, however small it becomes
+(`gradients.py`).
 """
 
 import math
@@ -13,8 +14,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from rankscope import figures as fig
 from rankscope.errors import ArchitectureError, RankscopeError
-from rankscope.figures import description as fig
 from rankscope.figures import sparkline, thinned
 from rankscope.forecasts.gradients import GradientProfile, gradients
 from rankscope.forecasts.mean_field import mean_field

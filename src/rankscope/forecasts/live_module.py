@@ -1,6 +1,6 @@
 """`read_module`: what can be read off any torch module before it is trained, without knowing its architecture.
 
-`forecast.py` calls it for modules that `load` does not know. In order: the two batches go through the module under
+`forecasting.py` calls it for modules that `load` does not know. In order: the two batches go through the module under
 `watch`, for the residuals of tokens and the entropy of attention, in float64 where the module computes in that; their
 losses are differentiated (`live_passes.py`), by kinds of weights as far as names tell them (`weight_kinds.py`); and
 after the drift all of it is read once more. The numbers are made by `readings.py`, the same as of networks of the lab;

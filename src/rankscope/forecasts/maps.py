@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import polars as pl
 
+from rankscope import figures as fig
 from rankscope.errors import LabError, require, require_one_of
-from rankscope.figures import description as fig
-from rankscope.forecasts.forecast import Forecast, forecast_of
+from rankscope.forecasts.forecasting import Forecast, forecast_of
 from rankscope.forecasts.plan import Plan, with_gain, with_skips
 from rankscope.workers import run_pieces
 

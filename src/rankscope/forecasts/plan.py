@@ -1,6 +1,6 @@
 """`Plan`: a training that has not begun, of any network on a task of the lab; what forecasts are made of.
 
-`changes` lists changed plans that may let the network train, which `forecast.py` forecasts.
+`changes` lists changed plans that may let the network train, which `forecasting.py` forecasts.
 """
 
 import math

@@ -3,7 +3,7 @@
 from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver
 from rankscope.live.attention.row_statistics import row_statistics
 from rankscope.live.attention.scores import AttentionScores
-from rankscope.live.watch import Watch, watch
+from rankscope.live.watching import Watch, watch
 
 __all__ = [
     "AttentionCall", "AttentionObserver", "AttentionScores", "OBSERVERS", "Watch",

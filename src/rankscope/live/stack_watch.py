@@ -1,9 +1,9 @@
 """`StackWatch`: one stack of a model's blocks, measured while the model runs.
 
-`watch.py` and the monitor make one for each stack, of its `WatchPlan`. Entering it attaches hooks to the model and its
-blocks (`block_hooks.py`) and, if metrics ask for it, the first observer of `attention/` that applies and hooks on
-routers; all report to its recorder (`recorder.py` has the order of events). Leaving removes them.
-`profile` makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
+`watching.py` and the monitor make one for each stack, of its `WatchPlan`. Entering it attaches hooks to the model and
+its blocks (`block_hooks.py`) and, if metrics ask for it, the first observer of `attention/` that applies and hooks on
+routers; all report to its recorder (`recorder.py` has the order of events). Leaving removes them. `profile` makes a
+table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
 from collections.abc import Sequence

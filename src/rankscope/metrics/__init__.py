@@ -13,11 +13,12 @@ from rankscope.metrics.attention import (
     second_singular_value,
     spectral_gap,
 )
+from rankscope.metrics.base import ROUNDING, Meaning, Metric, Of, Reading, from_statistics
+from rankscope.metrics.batch import Tokens, Values, tokens_of, unit_of, valid_tokens
 from rankscope.metrics.catalogue import METRICS, MetricsLike, chosen_metrics, direction_of, is_share, metric, symbol_of
 from rankscope.metrics.centre import centred
 from rankscope.metrics.cosine import cosines, max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.log_readings import FARTHEST, SMALLEST, UNIT
-from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Of, Reading, from_statistics
 from rankscope.metrics.norms import composite_norm, frobenius_norm, largest_square_distance, largest_sum_distance
 from rankscope.metrics.residuals import (
     NORMS,
@@ -48,7 +49,6 @@ from rankscope.metrics.spectrum import (
     singular_values,
     stable_rank,
 )
-from rankscope.metrics.tokens import Tokens, Values, tokens_of, unit_of, valid_tokens
 
 __all__ = [
     "FARTHEST", "METRICS", "Meaning", "Metric", "MetricsLike", "NORMS", "Of", "PatternRows", "ROUNDING", "Reading",

@@ -9,7 +9,7 @@ from functools import cache
 
 from rankscope.errors import MetricError, require_one_of
 from rankscope.metrics import attention, cosine, outliers, residuals, routing, spectrum
-from rankscope.metrics.metric import Metric, tex_of
+from rankscope.metrics.base import Metric, tex_of
 from rankscope.plugins import Group
 
 SHIPPED = [

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ConvergenceError, MetricError, require_one_of
-from rankscope.metrics.tokens import Tokens
+from rankscope.metrics.batch import Tokens
 from rankscope.shapes import Float
 
 TOLERANCE = 1e-5  # Relative gap between the value returned and the proved lower bound: what HiGHS, at 1e-7, can promise

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import rows
+from rankscope.metrics.base import ROUNDING, Meaning, Metric, Reading
+from rankscope.metrics.batch import Tokens, TokensLike, Values, nan_where_empty, tokens
 from rankscope.metrics.log_readings import LOWEST, SMALLEST, UNIT, ScaledTokens, log_of, reading_of_tokens
-from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
 from rankscope.metrics.norms import frobenius_norm, largest_square_distance
 from rankscope.metrics.residuals import log_residual
-from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, tokens
 from rankscope.shapes import Bool, Float
 
 AT_ONCE = 2**26  # bytes of cosines that are held at once

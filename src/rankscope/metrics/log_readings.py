@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rankscope.metrics.metric import Reading
+from rankscope.metrics.base import Reading
 from rankscope.metrics.rows import PatternRows
 from rankscope.shapes import Bool, Float
 

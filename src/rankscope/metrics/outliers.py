@@ -17,9 +17,9 @@ metrics leave them out, so that they say the same of tokens at any scale. `where
 import torch
 from torch import Tensor
 
-from rankscope.metrics.metric import Meaning, Metric
+from rankscope.metrics.base import Meaning, Metric
+from rankscope.metrics.batch import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
 from rankscope.metrics.norms import max_norm
-from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
 from rankscope.shapes import Bool, Float
 
 Sizes = Float[Tensor, "*batch token number"]

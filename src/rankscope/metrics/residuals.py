@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankscope.metrics.base import Meaning, Metric, Reading
+from rankscope.metrics.batch import Tokens, TokensLike, Values, nan_where_empty, norm_in_range, ratio, tokens
 from rankscope.metrics.centre import Centre, Norm, centred, closed_form
 from rankscope.metrics.log_readings import LOWEST, LogScales, ScaledTokens, log_of, reading_of_tokens
-from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.norms import ORDER, composite_norm, frobenius_norm, max_norm, on_gpu, token_norms
-from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, norm_in_range, ratio, tokens
 from rankscope.shapes import Float
 
 Matrix = Float[Tensor, "*batch token width"]

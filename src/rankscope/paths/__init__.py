@@ -12,7 +12,7 @@ from rankscope.paths.counts import (
     paths_along,
     sampled_paths,
 )
-from rankscope.paths.decompose import Decomposition, PathTerm, decompose
+from rankscope.paths.decomposition import Decomposition, PathTerm, decompose
 from rankscope.paths.figures import carried
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm, freeze, frozen_pass, require_linear
 from rankscope.paths.heaviest import Heaviest

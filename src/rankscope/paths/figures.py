@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from rankscope import figures as fig
 from rankscope.errors import MetricError, require_one_of
-from rankscope.figures import description as fig
 from rankscope.figures import evenly, power
 from rankscope.profiles import geometric
 from rankscope.results import Plot, Section, Table, sentence

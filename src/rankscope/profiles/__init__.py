@@ -4,7 +4,7 @@ from rankscope.profiles.cloud import CLOUD, SPECTRUM, ShapeReader, SpectrumReade
 from rankscope.profiles.corpus import BatchMeasurement, BatchRunner, corpus_steps, measure_corpus
 from rankscope.profiles.curves import Bounds, by_variant, compared_arithmetics
 from rankscope.profiles.figures import arithmetics_chart, cloud_chart, curves_chart, metric_title, spectrum_chart
-from rankscope.profiles.measure import DEFAULT_METRICS, expected_seconds, measure, measure_together
+from rankscope.profiles.measuring import DEFAULT_METRICS, expected_seconds, measure, measure_together
 from rankscope.profiles.pass_cost import check_memory, in_words, seconds
 from rankscope.profiles.profile import SCHEMA, Profile
 from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, one_pass

@@ -21,7 +21,7 @@ from rankscope.errors import FileError, MetricError, TokensError, require
 from rankscope.files import undisturbed
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Encoded, Transformer
-from rankscope.profiles.measure import DEFAULT_METRICS, measure
+from rankscope.profiles.measuring import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import MOST, NAME, CorpusRows, Summary
 from rankscope.runs import Manifest, Store, difference, key_of

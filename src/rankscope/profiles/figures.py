@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
+from rankscope import figures as fig
 from rankscope.figures import evenly, power
 from rankscope.figures.style import LISTED, NUMBER, in_sequence
 from rankscope.metrics import symbol_of

@@ -1,8 +1,8 @@
 """Estimates the memory and the time of a pass before it starts.
 
 Called by `propagation.py`, which refuses a pass that does not fit into memory (`check_memory`) and asks how many
-batches fit side by side (`batches_beside`), and by `measure.py` and the command line, which say how long the pass will
-take (`seconds`).
+batches fit side by side (`batches_beside`), and by `measuring.py` and the command line, which say how long the pass
+will take (`seconds`).
 
 **Memory.** Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its
 scores, what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.

@@ -54,7 +54,7 @@ class Profile(Curves):
         the table, stand in the names of lines, and choose one: `curve("mu", seed=1)`.
 
         >>> from rankscope.nets import Architecture, Transformer
-        >>> from rankscope.profiles.measure import measure
+        >>> from rankscope.profiles.measuring import measure
         >>> arch, X = Architecture(layers=2, width=8, heads=2), torch.randn(1, 5, 8)
         >>> runs = [measure(Transformer.random(arch, seed=seed), X) for seed in (0, 1)]
         >>> both = Profile.join(runs, seed=[0, 1])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import polars as pl
 
 from rankscope.errors import FileError, RankscopeError
-from rankscope.results.card import card, lines, whole
+from rankscope.results.cards import card, lines, whole
 from rankscope.results.plain import plain_table, plain_value, table_of
 from rankscope.results.section import Section
 from rankscope.runs import Manifest, Run, Store, document

@@ -3,10 +3,10 @@
 from rankscope.shipped import held_out_images
 from rankscope.sources.checkpoint import MINILM, CheckpointLocation, first_line, locate
 from rankscope.sources.families import FAMILIES, Family
-from rankscope.sources.fresh import PRESETS, bundled_excerpts, fresh, preset, split, untrained, word_tokens
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of, network_on_batch
-from rankscope.sources.load import FamilyParity, is_drawn, load, named_network, survey
+from rankscope.sources.loading import FamilyParity, is_drawn, load, named_network, survey
 from rankscope.sources.parity import is_transformers_own, lifted
+from rankscope.sources.presets import PRESETS, bundled_excerpts, fresh, preset, split, untrained, word_tokens
 from rankscope.sources.texts import Excerpts, excerpts
 
 __all__ = [

@@ -29,7 +29,7 @@ from rankscope.nets import format_bytes, machine_memory
 from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES
 from rankscope.shipped import shipped_folder, shipped_names
 from rankscope.sources.families import Family, family_of
-from rankscope.sources.fresh import PRESETS
+from rankscope.sources.presets import PRESETS
 
 SIZES = (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), ("hidden_size", "n_embd", "d_model", "dim"))
 """What configs call the number of layers, and their width."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rankscope.errors import ParityError, SourceError, TokensError, require
 from rankscope.nets import Encoded, Transformer, padding_from
 from rankscope.sources.canonical import canonical
-from rankscope.sources.load import built_as, in_memory, load
+from rankscope.sources.loading import built_as, in_memory, load
 from rankscope.sources.parity import TOLERANCE, check, distance, lifted, original
 
 NetworkLike = Transformer | nn.Module  # A network, or a model of transformers in memory, which `load` makes one of

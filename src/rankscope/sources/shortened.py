@@ -23,7 +23,7 @@ from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.checkpoint import EAGER, CheckpointLocation, clear_errors, locate, quiet
 from rankscope.sources.families import Family, family_of
-from rankscope.sources.load import load
+from rankscope.sources.loading import load
 from rankscope.sources.streamed_checkpoint import ASKED
 
 MODULES = "modules.json"  # In which sentence-transformers lists what follows the network

@@ -1,7 +1,7 @@
 """What is proved about token uniformity, next to what is measured."""
 
 from rankscope.theory import logs
-from rankscope.theory.certify import THEOREMS, Certificates, certify, theorems_named
+from rankscope.theory.certificates import THEOREMS, Certificates, certify, theorems_named
 from rankscope.theory.critical import CriticalSkip, critical_skip
 from rankscope.theory.depth import CollapseDepth, collapse_depth
 from rankscope.theory.facts import Facts

@@ -19,7 +19,7 @@ from rankscope.deviation import BlockRecord, Scaled, State, can_skip
 from rankscope.deviation.attention import common_heads, deviation_heads
 from rankscope.metrics import NORMS, centred, dobrushin, largest_sum_distance
 from rankscope.metrics.attention import FEW
-from rankscope.metrics.tokens import tokens
+from rankscope.metrics.batch import tokens
 from rankscope.nets import Block, PassSettings, Plain
 from rankscope.nets.traversal import changed
 from rankscope.shapes import Bool, Float

@@ -14,7 +14,7 @@ from rankscope.figures import Chart
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest
 from rankscope.sources import InputsLike, NetworkLike
-from rankscope.theory.certify import Certificates, Chosen, certify, leading
+from rankscope.theory.certificates import Certificates, Chosen, certify, leading
 from rankscope.theory.figures import EXACT, depth_chart
 
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}

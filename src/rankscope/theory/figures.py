@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from rankscope import figures as fig
 from rankscope.errors import TheoremError, require
-from rankscope.figures import description as fig
 from rankscope.figures import label, power, sparklines
 from rankscope.results import Plot, Section, Table, sentence
 

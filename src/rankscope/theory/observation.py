@@ -1,7 +1,7 @@
 """Runs a network on samples and collects the `Facts` that the theorems need, layer by layer.
 
-Called by `certify.py`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go through
-the network as one batch:
+Called by `certificates.py`. All samples, and after them perturbed copies of all (`rounding.py` compares them), go
+through the network as one batch:
 
 1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `rounding.py` does.
 2. While a block's record is there, its attention is read (`attention_numbers.py`, `rounding.py`).

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.figures import description as fig
+from rankscope import figures as fig
 from rankscope.figures import evenly
 from rankscope.figures.style import ALARM, LISTED
 from rankscope.trainings.training import NAMES, Grid, TrainingTables, decades, split_stack, title_of

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, require, require_one_of
+from rankscope.metrics.batch import Tokens, TokensLike, tokens, unit_of
 from rankscope.metrics.centre import Centre
 from rankscope.metrics.rows import PatternRows, RowStatistics
-from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 from rankscope.shapes import Bool, Float
 
 ROUNDING = 8.0

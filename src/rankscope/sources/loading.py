@@ -27,9 +27,9 @@ from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
 from rankscope.sources.families import FAMILIES, Family, family_of, module_family
 from rankscope.sources.families.family import is_of_transformers
-from rankscope.sources.fresh import PRESETS, RandomOrigin, fresh, untrained
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity, check
+from rankscope.sources.presets import PRESETS, RandomOrigin, fresh, untrained
 
 
 @usual_modes()

@@ -15,7 +15,7 @@ from rankscope.figures import panels, power, rendered
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
 from rankscope.results import card, lines
-from rankscope.results.card import ROWS, TEXT_LINES, _columns
+from rankscope.results.cards import ROWS, TEXT_LINES, _columns
 from rankscope.theory import Certificates, critical_skip
 from rankscope.theory.depth import depth_of
 

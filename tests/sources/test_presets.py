@@ -66,7 +66,7 @@ def test_a_texts_tokens_do_not_depend_on_the_texts_beside_it() -> None:
 
 def test_word_vectors_are_normal_with_the_spread_of_bert() -> None:
     """Mean, variance and fourth moment within five standard errors of N(0, 0.02), and words independent."""
-    from rankscope.sources.fresh import _vector
+    from rankscope.sources.presets import _vector
 
     drawn = torch.stack([torch.from_numpy(_vector(f"w{k}", 256, 0).copy()) for k in range(400)]) / 0.02
     n = drawn.numel()

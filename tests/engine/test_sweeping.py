@@ -21,7 +21,7 @@ from rankscope.engine import Spec, Sweep, sweep
 from rankscope.engine.factors import checked
 from rankscope.engine.shared_inputs import excerpts_for
 from rankscope.engine.spec import SweepOptions
-from rankscope.engine.sweep import factors_frame
+from rankscope.engine.sweeping import factors_frame
 from rankscope.errors import SweepError
 from tests.cli.running import COMMAND
 from tests.engine.swept import CELLS, SPEC, same, swept

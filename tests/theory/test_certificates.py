@@ -19,7 +19,7 @@ from rankscope.nets.fields import Positions
 from rankscope.nets.kernels import KernelContext, masked_softmax
 from rankscope.nets.masks import from_matrix
 from rankscope.theory import THEOREMS, Certificates, MLPNorms, WeightNorms, certify, collapse_depth
-from rankscope.theory.certify import SCHEMA
+from rankscope.theory.certificates import SCHEMA
 from rankscope.theory.depth import depth_of
 from rankscope.theory.weight_norms import HeadNorms
 from tests.builders import normal
