@@ -73,6 +73,44 @@ def test_imports_go_one_way() -> None:
                     assert FLOORS.index(target) <= FLOORS.index(room), f"{path} imports {name}"
 
 
+PAST_A_FACE = {
+    ("cli", "explorer"): "its face is empty: FastAPI is imported when a page is served, not with a room",
+    ("cli", "depths.cut"): "a command is named as the function that it calls",
+    ("cli", "sources.checkpoint"): "reads a tokenizer alone, without what loads a model",
+    ("cli", "profiles.verdict"): "`agreement` is also a module of that room",
+    ("deviation", "metrics.log_readings"): "constants, read as `log_readings.LOWEST`: the room has a LOWEST of its own",
+    ("monitor", "live.processes"): "a module of functions of all ranks, read as `processes.gathered`",
+    ("paths", "deviation.propagate"): "`propagate` is a function of that face",
+    ("profiles", "deviation.comparison"): "a module of distances, read as `comparison.state_distance`",
+    ("sources", "nets.masks"): "a module of masks by name",
+    ("theory", "deviation.propagate"): "`propagate` is a function of that face",
+    ("theory", "deviation.replay"): "a module of what a GPU repeats",
+    ("theory", "nets.kernels"): "a module of kernels by name",
+    ("theory", "nets.order"): "`order` is a function of that module, and means something else at a face",
+}
+"""Who takes what from inside another room, and why; all else comes through the face of a room."""
+
+
+def test_rooms_take_from_the_faces_of_rooms() -> None:
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in imports(path):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("rankscope."):
+                continue
+            taken, *inside = str(node.module).split(".")[1:]
+            if taken == room or not (SOURCE / taken).is_dir():
+                continue
+            for alias in node.names:
+                below = SOURCE / taken / alias.name
+                if inside or below.with_suffix(".py").exists() or below.is_dir():
+                    whole = ".".join((taken, *(inside or [alias.name])))
+                    known = {(room, whole), (room, taken)} & PAST_A_FACE.keys()
+                    assert known, f"{path}: {alias.name} comes from inside {taken}; export it there"
+                    found |= known
+    assert found == PAST_A_FACE.keys(), "a reason for what nobody does any more"
+
+
 def test_the_studies_take_public_names_alone() -> None:
     """From a room's face, or the face of a folder in a room; and the library takes nothing from the studies."""
     studies = SOURCE.parents[1] / "packages" / "rankscope-studies" / "src" / "rankscope_studies"

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.cli.show import Tell
-    from rankscope.monitor import Measurement
-    from rankscope.monitor.measurement import RunWriter
+    from rankscope.monitor import Measurement, RunWriter
     from rankscope.nets import Transformer
     from rankscope.trainings import TrainingRun
 
@@ -67,7 +66,7 @@ def checkpoints(
     and learning rates are those that a Hugging Face trainer has logged. A checkpoint that cannot be loaded is
     reported, and the others are measured. The same command into the same folder measures only new checkpoints.
     """
-    from rankscope.monitor.measurement import RunWriter
+    from rankscope.monitor import RunWriter
     from rankscope.report import write_report
     from rankscope.runs import Network, begun, key_of
     from rankscope.trainings import read_training
@@ -164,7 +163,7 @@ def checkpoints_in(directory: Path) -> list[CheckpointRow]:
 def weight_files_in(directory: Path) -> list[CheckpointRow]:
     """The files of weights in a folder by their steps; one that only repeats the step of another, as Lightning's
     `last.ckpt`, is left out."""
-    from rankscope.sources.weight_files import ENDINGS, training_step
+    from rankscope.sources import ENDINGS, training_step
 
     rows: dict[int, Path] = {}
     paths = [path for path in directory.iterdir() if path.suffix in ENDINGS and path.is_file()]
@@ -226,7 +225,7 @@ def checkpoint_network(folder: Path, tokenizer: str | None, config: Path | None)
     """The network of a checkpoint, with the tokenizer asked for, its own, or that of the folder it lies in; of a file,
     that of the folder with its config."""
     if folder.is_file():
-        from rankscope.sources.weight_files import write_folder
+        from rankscope.sources import write_folder
 
         beside = [str(near) for near in (config, folder.parent) if near is not None and inputs.has_tokenizer(near)]
         with TemporaryDirectory(prefix="rankscope-") as written:
@@ -309,7 +308,7 @@ def write_measurement(run_writer: "RunWriter", measurement: "Measurement") -> No
     """
     import polars as pl
 
-    from rankscope.monitor.measurement import alarm_rows
+    from rankscope.monitor import alarm_rows
 
     for journal, name, new in (
         (run_writer.alarms, "alarms", alarm_rows(measurement.alarms)),

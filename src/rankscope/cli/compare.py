@@ -160,8 +160,7 @@ def state_differences(
 ) -> list[StateDifference]:
     """How far the hidden states of each model are from those of the first model that has its variant, depth and width
     and reads the same tokens. Saved runs keep no hidden states and are passed over."""
-    from rankscope.depths.criteria import Sample
-    from rankscope.depths.cut import fidelity_of
+    from rankscope.depths import Sample, fidelity_of
 
     def of_shape(side: Side) -> Any:
         net = nets[str(side.model)]

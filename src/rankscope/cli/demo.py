@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.runs import Manifest
-    from rankscope.runs.tables import SavedTable
+    from rankscope.runs import Manifest, SavedTable
 
 PARTS = ("attention_skip", "mlp", "norm", "skip")
 VARIANTS = ("transformer", *(f"transformer-{part}" for part in PARTS), "san")

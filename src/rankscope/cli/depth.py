@@ -38,7 +38,7 @@ def depth(
     read one at a time.
     """
     from rankscope.depths import depth as card_of
-    from rankscope.depths.tables import norms_sentence
+    from rankscope.depths import norms_sentence
     from rankscope.files import write_text
 
     excerpts = inputs.read_inputs(text, model, quiet=results.silent)
@@ -55,7 +55,7 @@ def depth(
     if svg is not None:
         write_text(svg, card.svg())
     if store is not None:
-        from rankscope.depths.figures import printed
+        from rankscope.depths import printed
 
         card.write(store, "depth")
         write_figures(store, {"depth": printed(card.chart, card.sentence)})
@@ -74,7 +74,7 @@ def depth(
 
 def _announce(net: "Transformer", samples: int, tokens: int, heads: bool) -> None:
     """Say how long the card will take, where that is long."""
-    from rankscope.depths.card import layers_applied
+    from rankscope.depths import layers_applied
     from rankscope.profiles import in_words, seconds
 
     once = seconds(net.arch, samples, tokens, "float", net.dtype, net.device)
@@ -110,9 +110,8 @@ def cut(
     and tokenizer, is loaded again and compared with the network that was measured.
     """
     from rankscope.depths import cut as cut_network
-    from rankscope.depths.criteria import next_token_loss
-    from rankscope.sources import is_drawn
-    from rankscope.sources.shortened import MODULES, original
+    from rankscope.depths import next_token_loss
+    from rankscope.sources import MODULES, is_drawn, original
 
     excerpts = inputs.read_inputs(text, model, quiet=printing.silent)
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):

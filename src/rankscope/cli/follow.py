@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as RichTable
 
-    from rankscope.trainings import TrainingRun
-    from rankscope.trainings.training import Grid
+    from rankscope.trainings import Grid, TrainingRun
 
 EVERY = 1.0  # Seconds between two readings of the folder
 WIDTH, LAYERS, ALARMS = 32, 33, 6  # Characters of a sparkline, layers of a table and alarms that are shown, at most
@@ -77,8 +76,7 @@ def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from rankscope.trainings import TrainingRun, read_training
-    from rankscope.trainings.training import stamp
+    from rankscope.trainings import TrainingRun, read_training, stamp
 
     out = console()
     marks, trainings = dict[Path, str](), dict[Path, TrainingRun]()
@@ -143,7 +141,7 @@ def heading(training: "TrainingRun") -> str:
 
 def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
     """All that is shown of a run, as a dictionary for --json."""
-    from rankscope.trainings.training import NAMES
+    from rankscope.trainings import NAMES
 
     grids = {name: training.grid(name) for name in names}
     return {
@@ -176,7 +174,7 @@ def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
 
 def _scalars(training: "TrainingRun") -> "RichTable":
     from rankscope.results import Table
-    from rankscope.trainings.training import title_of
+    from rankscope.trainings import title_of
 
     curves = {name: training.scalar(name)[1] for name in training.scalars[:8]}
     rows = [[title_of(name)[:24], *_ends(values)] for name, values in curves.items()]
@@ -188,7 +186,7 @@ def _layers(grid: "Grid", most: int) -> "RichTable":
     """A table with a line for each layer, whose sparklines share one scale."""
     from rankscope.figures import thinned
     from rankscope.results import Table
-    from rankscope.trainings.training import NAMES
+    from rankscope.trainings import NAMES
 
     some = thinned(range(len(grid.layers)), most)
     marked = {(row, column) for row, at in enumerate(some) for column, k in ((1, 0), (2, -1)) if grid.noise[at, k]}
@@ -228,7 +226,7 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     import numpy as np
 
     from rankscope.figures import sparkline, thinned
-    from rankscope.trainings.training import decades
+    from rankscope.trainings import decades
 
     values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)
     if log and decades(values) > 2:
@@ -271,8 +269,7 @@ def spikes(
     from rankscope.files import atomic, writable_folder
     from rankscope.runs import begun
     from rankscope.runs import read as read_run
-    from rankscope.trainings import TRAINING_TABLE, order_of_events, read_signals
-    from rankscope.trainings.signals import split_loss
+    from rankscope.trainings import TRAINING_TABLE, order_of_events, read_signals, split_loss
 
     opt.require_positive(deviations=deviations)
     folder, names = results.output, ("spikes.csv", "events.csv")

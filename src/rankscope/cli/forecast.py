@@ -126,8 +126,7 @@ def _write(folder: Path, result: "Forecast", told: dict[str, Any], plane: Any, a
     """Save the forecast, which `rankscope.read` gives back; beside it all that is told as JSON, figures and the map."""
     import json
 
-    from rankscope.figures import plot, save
-    from rankscope.figures.text import plain
+    from rankscope.figures import plain, plot, save
     from rankscope.files import write_text
     from rankscope.forecasts import AXES, map_chart
 

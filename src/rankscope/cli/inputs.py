@@ -73,8 +73,7 @@ def has_tokenizer(folder: Path) -> bool:
 def require_tokenizer(model: str, advice: str) -> None:
     """Refuse a model's folder without a tokenizer before its weights are read: no text can be read with it."""
     from rankscope.runs import document
-    from rankscope.sources import CheckpointLocation
-    from rankscope.sources.checkpoint import tokenizer
+    from rankscope.sources import CheckpointLocation, tokenizer
 
     folder = Path(model)
     sees = (folder / "preprocessor_config.json").is_file()  # a model of images or sound, refused in its own words
@@ -163,8 +162,7 @@ def read_inputs(options: TextOptions, *models: str, quiet: bool) -> "list[str] |
 
 def stream_excerpts(options: TextOptions) -> "Excerpts":
     """All excerpts of a text, read one after another, each long enough for the tokens that are asked for."""
-    from rankscope.sources import excerpts
-    from rankscope.sources.texts import LONGEST
+    from rankscope.sources import LONGEST, excerpts
 
     longest = max(LONGEST, CHARACTERS_PER_TOKEN * options.tokens)
     return excerpts(str(options.text), options.split, options.field, longest=longest)

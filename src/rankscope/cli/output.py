@@ -42,7 +42,7 @@ def require_same_network(
     `fields` are those of the manifest that name the model. Results that the same command, `entry`, wrote earlier are
     not looked at: they are replaced.
     """
-    from rankscope.report.causes import network_name, same_network
+    from rankscope.report import network_name, same_network
     from rankscope.runs import Manifest, Network
 
     manifests = {} if store is None else {name: of for name, of in store.run.manifests.items() if name != entry}

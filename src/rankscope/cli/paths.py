@@ -102,7 +102,7 @@ def sum_paths(net: "Transformer", excerpts: "list[str] | Tensor", tokens: int, t
 def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     """Write tables, figures and the report; if Ctrl-C came before the heads, only the lengths."""
     from rankscope.figures import plot
-    from rankscope.paths.figures import heads_chart, single_paths_chart
+    from rankscope.paths import heads_chart, single_paths_chart
 
     figures = {"lengths": sums.by_length.plot()}
     if sums.heads is None:
@@ -117,8 +117,7 @@ def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
 
 def show_paths(sums: PathSums, manifest: "Manifest") -> None:
     """Print the tables of lengths and heads, what is carried by which lengths, and the heaviest single paths."""
-    from rankscope.paths import carried
-    from rankscope.paths.figures import heads_table
+    from rankscope.paths import carried, heads_table
 
     lengths = sums.by_length.overview().tables[0]
     show_tables(replace(lengths, title="Paths by length"), *([] if sums.heads is None else [heads_table(sums.heads)]))
@@ -163,9 +162,7 @@ def bounds(
     says nothing (as large as the tokens, or zero) is called vacuous. Everything is measured in deviation
     arithmetic.
     """
-    from rankscope.theory import certify, theorems_named
-    from rankscope.theory.depth import depth_of
-    from rankscope.theory.figures import failing_table
+    from rankscope.theory import certify, depth_of, failing_table, theorems_named
 
     theorem_names = None if theory.theorems is None else inputs.split_names("theorems", theory.theorems)
     theorems_named(theorem_names)

@@ -94,7 +94,7 @@ def show_run(
 
     In JSON, `more` stands beside manifest and table. Below `threshold` tokens count as uniform: a column says where.
     """
-    from rankscope.profiles.curves import ends_table
+    from rankscope.profiles import ends_table
 
     if printing.as_json:
         manifest = run.manifest.to_dict()

@@ -6,7 +6,13 @@ head, and `tables.py` for tables of all that, what they come to and their cells 
 `cut.py` makes smaller models, by the scores of `criteria.py`.
 """
 
-from rankscope.depths.card import DepthCard, depth
-from rankscope.depths.cut import Cut, Fidelity, cut, fidelity
+from rankscope.depths.card import DepthCard, depth, layers_applied
+from rankscope.depths.criteria import Sample, next_token_loss
+from rankscope.depths.cut import Cut, Fidelity, cut, fidelity, fidelity_of
+from rankscope.depths.figures import printed
+from rankscope.depths.tables import MARKS, norms_sentence
 
-__all__ = ["Cut", "DepthCard", "Fidelity", "cut", "depth", "fidelity"]
+__all__ = [
+    "Cut", "DepthCard", "Fidelity", "MARKS", "Sample", "cut", "depth", "fidelity", "fidelity_of", "layers_applied",
+    "next_token_loss", "norms_sentence", "printed",
+]  # fmt: skip

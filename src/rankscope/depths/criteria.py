@@ -32,13 +32,9 @@ from torch import Tensor
 
 from rankscope.depths.readings import influence
 from rankscope.errors import PathError, require
-from rankscope.metrics import metric, valid_tokens
-from rankscope.metrics.batch import tokens
-from rankscope.nets import Block, Branch, Half, Transformer, converted
-from rankscope.nets.weights import named
-from rankscope.paths import Frozen, decompose, freeze
-from rankscope.paths.lengths import share
-from rankscope.paths.terms import WholeNetwork
+from rankscope.metrics import metric, tokens, valid_tokens
+from rankscope.nets import Block, Branch, Half, Transformer, converted, named
+from rankscope.paths import Frozen, WholeNetwork, decompose, freeze, share
 from rankscope.shapes import Bool, Float, Int
 
 Loss = Callable[[Float[Tensor, "batch token width"]], Tensor]  # A number, from the output of the network

@@ -165,8 +165,7 @@ class Cut(Result):
             SourceError: The network did not come from a model of transformers, or heads were taken out, for which
                 configs have no words: `cut.net.save(folder)` writes the network itself.
         """
-        from rankscope.sources import locate
-        from rankscope.sources.shortened import original, write_shortened
+        from rankscope.sources import locate, original, write_shortened
 
         origin: Any = self.original.origin
         if self.heads or not hasattr(origin, "to_hf"):

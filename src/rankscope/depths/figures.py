@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 
 from rankscope import figures as fig
-from rankscope.figures.text import TURNS
-from rankscope.paths.figures import LABELLED
+from rankscope.figures import TURNS
+from rankscope.paths import LABELLED
 
 if TYPE_CHECKING:
     from rankscope.figures import Figure

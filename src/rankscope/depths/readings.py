@@ -15,8 +15,7 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import Values, affine_rank_with_doubt, entropy, first_token_mass, unit_of
 from rankscope.nets import Block, Half, Plain, Tokens, Transformer, contributions, release, traverse
-from rankscope.paths import TwoPasses
-from rankscope.paths.frozen import FreezingRules
+from rankscope.paths import FreezingRules, TwoPasses
 from rankscope.shapes import Bool, Float
 
 Valid = Bool[Tensor, "batch token"]

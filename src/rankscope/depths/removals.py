@@ -31,7 +31,7 @@ from rankscope.nets import (
     release,
     traverse,
 )
-from rankscope.paths.by_part import centred_tokens, uniform
+from rankscope.paths import centred_tokens, uniform
 from rankscope.shapes import Bool, Float
 
 SHARE = 4  # The part of free memory that copies of the tokens may fill: one in so many

@@ -20,8 +20,7 @@ from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.scores import Scores, normed_heads
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
-from rankscope.nets import UNWEIGHTED, Arithmetic, Block, Linear, NormWeights, PassSettings
-from rankscope.nets.pass_settings import average
+from rankscope.nets import UNWEIGHTED, Arithmetic, Block, Linear, NormWeights, PassSettings, average
 from rankscope.shapes import Float
 
 

@@ -29,8 +29,7 @@ from rankscope.engine.work import CellOutcome, CellTask, InputsLoader, failed, m
 from rankscope.errors import RankscopeError, SweepError, require
 from rankscope.extras import need
 from rankscope.plugins import entry_points
-from rankscope.runs import difference
-from rankscope.runs.manifest import versions
+from rankscope.runs import difference, versions
 from rankscope.workers import environment
 
 ATTEMPTS = 4  # how often work is submitted whose worker or node is lost

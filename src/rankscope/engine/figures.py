@@ -12,7 +12,7 @@ from rankscope import figures as fig
 from rankscope.engine.views import Levels, SweepView
 from rankscope.figures import evenly
 from rankscope.profiles import metric_title
-from rankscope.trainings.figures import ends
+from rankscope.trainings import ends
 
 PANELS = 6  # panels at most; of more levels the ends and some between
 CELLS = 2000  # cells that are drawn as points at most

@@ -34,8 +34,7 @@ from rankscope.errors import RankscopeError, SourceError, SweepError, TokensErro
 from rankscope.metrics import METRICS, chosen_metrics
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import BatchMeasurement, Profile
-from rankscope.runs import digest, files_of
-from rankscope.runs.store import checksum
+from rankscope.runs import checksum, digest, files_of
 from rankscope.sources import is_drawn
 from rankscope.workers import threads_set
 

@@ -25,9 +25,8 @@ from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.work import CellOutcome, LocalProcesses, columns_of
 from rankscope.errors import SweepError, require
 from rankscope.files import undisturbed
-from rankscope.results.plain import plain_value
-from rankscope.runs import Manifest, Store, begun, digest, key_of, read
-from rankscope.runs.journal import Journal
+from rankscope.results import plain_value
+from rankscope.runs import Journal, Manifest, Store, begun, digest, key_of, read
 
 ENTRY, JOURNAL = "sweep", "kept"
 STATUS = {"step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64}

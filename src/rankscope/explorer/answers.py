@@ -19,12 +19,10 @@ from rankscope.errors import RankscopeError, SettingError, require
 from rankscope.explorer.controls import RANDOM, Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
 from rankscope.explorer.network_cache import NetworkCache, chosen_remedies, sizes
-from rankscope.figures.page import page_figure
-from rankscope.figures.text import plain
+from rankscope.figures import page_figure, plain
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.paths import carried, decompose
-from rankscope.paths.figures import lengths_chart
+from rankscope.paths import carried, decompose, lengths_chart
 from rankscope.profiles import (
     MetricReader,
     Profile,
@@ -35,11 +33,10 @@ from rankscope.profiles import (
     curves_chart,
     one_pass,
     readings_table,
+    sentence,
 )
-from rankscope.profiles.verdict import sentence
 from rankscope.runs import Manifest, Network
-from rankscope.theory import THEOREMS, BoundView, Certificates, certify
-from rankscope.theory.figures import EXACT, RANK, bounds_chart, bounds_sentence
+from rankscope.theory import EXACT, RANK, THEOREMS, BoundView, Certificates, bounds_chart, bounds_sentence, certify
 
 METRICS = ("relative_residual", "relative_mu")
 MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls

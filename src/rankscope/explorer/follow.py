@@ -24,12 +24,24 @@ from fastapi.responses import JSONResponse, Response
 
 from rankscope.errors import RankscopeError
 from rankscope.explorer.page import Guard, add_pages
-from rankscope.figures.description import Chart
-from rankscope.figures.page import page_figure
-from rankscope.trainings import Spikes, TrainingRun, find_spikes, read_training
-from rankscope.trainings.figures import STEPS, layer_curves, layer_map, path_shares, run_curves, side_by_side
-from rankscope.trainings.signals import run_events, run_loss
-from rankscope.trainings.training import decades, stamp, title_of
+from rankscope.figures import Chart, page_figure
+from rankscope.trainings import (
+    STEPS,
+    Spikes,
+    TrainingRun,
+    decades,
+    find_spikes,
+    layer_curves,
+    layer_map,
+    path_shares,
+    read_training,
+    run_curves,
+    run_events,
+    run_loss,
+    side_by_side,
+    stamp,
+    title_of,
+)
 
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
 SPIKES, EVENTS = 4, 8  # Spikes that are shown, the latest ones, and signals before each, at most

@@ -10,21 +10,38 @@ from typing import TYPE_CHECKING, Any
 from rankscope.figures.description import *  # noqa: F403  the names of its __all__
 from rankscope.figures.description import __all__ as _described
 from rankscope.figures.powers import DEEP
-from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE, evenly, line_style
-from rankscope.figures.text import label, power, sparkline, sparklines, thinned, tick
+from rankscope.figures.style import (
+    ALARM,
+    FAINT,
+    INK,
+    LISTED,
+    MARKERS,
+    NUMBER,
+    PALETTE,
+    evenly,
+    in_sequence,
+    line_style,
+    numbered,
+)
+from rankscope.figures.text import TURNS, label, plain, power, script_json, sparkline, sparklines, thinned, tick
 
 if TYPE_CHECKING:
     from rankscope.figures.drawing import plot
-    from rankscope.figures.matplotlib import Axes, AxesLike, Figure, palette, panels, png, rendered, save
+    from rankscope.figures.matplotlib import SHARPNESS, Axes, AxesLike, Figure, palette, panels, png, rendered, save
+    from rankscope.figures.page import page_figure, plotly_script, static_file
+
+_LAZY = {"plot": "drawing", "page_figure": "page", "plotly_script": "page", "static_file": "page"}
+"""Names that are imported when first asked for, with their modules; those not listed are of `matplotlib`."""
 
 __all__ = [
-    *_described, "DEEP", "FAINT", "INK", "MARKERS", "PALETTE", "evenly", "label", "line_style", "power", "tick",
-    "Axes", "AxesLike", "Figure", "palette", "panels", "plot", "png", "rendered", "save",
-    "sparkline", "sparklines", "thinned",
+    *_described, "ALARM", "DEEP", "FAINT", "INK", "LISTED", "MARKERS", "NUMBER", "PALETTE", "SHARPNESS", "TURNS",
+    "evenly", "in_sequence", "label", "line_style", "numbered", "plain", "power", "script_json", "sparkline",
+    "sparklines", "thinned", "tick", "Axes", "AxesLike", "Figure", "page_figure", "palette", "panels", "plot",
+    "plotly_script", "png", "rendered", "save", "static_file",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(f"rankscope.figures.{'drawing' if name == 'plot' else 'matplotlib'}"), name)
+        return getattr(import_module(f"rankscope.figures.{_LAZY.get(name, 'matplotlib')}"), name)
     raise AttributeError(f"module 'rankscope.figures' has no attribute {name!r}")

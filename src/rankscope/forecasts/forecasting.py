@@ -23,9 +23,8 @@ from rankscope.forecasts.predictor import LEARNT, NEAREST_SCHEMA, STEPS, Predict
 from rankscope.forecasts.verdict import place_of_100, sentences
 from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
 from rankscope.lab import task as task_of
-from rankscope.live.modules import Blocks
-from rankscope.nets import Architecture, Transformer, chosen_layers, usual_modes, with_layers
-from rankscope.nets.devices import CPU
+from rankscope.live import Blocks
+from rankscope.nets import CPU, Architecture, Transformer, chosen_layers, usual_modes, with_layers
 from rankscope.remedies import Remedy
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest, Network, begun

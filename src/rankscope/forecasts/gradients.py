@@ -24,9 +24,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST, Deviation, PassInputs, Scaled, State, finish, without_rule
-from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain
-from rankscope.deviation.scaled import spread
+from rankscope.deviation import (
+    LOWEST,
+    Deviation,
+    PassInputs,
+    PerturbedDeviation,
+    PerturbedPlain,
+    Scaled,
+    State,
+    finish,
+    spread,
+    without_rule,
+)
 from rankscope.errors import ArchitectureError, TokensError, require
 from rankscope.forecasts.score_gradients import (
     HeadRecorder,
@@ -37,8 +46,7 @@ from rankscope.forecasts.score_gradients import (
     uncancelled,
 )
 from rankscope.metrics import FARTHEST
-from rankscope.nets import Block, Layer, Plain, Transformer, converted, shapes, traverse
-from rankscope.nets.weights import named
+from rankscope.nets import Block, Layer, Plain, Transformer, converted, named, shapes, traverse
 from rankscope.shapes import Bool, Float
 
 

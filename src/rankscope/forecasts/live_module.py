@@ -42,13 +42,8 @@ from rankscope.forecasts.readings import (
 )
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
-from rankscope.live import watch
-from rankscope.live.hidden_states import rows_and_columns, sizes_in
-from rankscope.live.modules import Blocks, submodules, unwrapped
-from rankscope.live.plan import make_plan
-from rankscope.live.processes import is_sharded
-from rankscope.monitor.probe import GRADIENT_METRIC, TokenGradients, token_gradients
-from rankscope.monitor.training_state import preserved_training_state
+from rankscope.live import Blocks, is_sharded, make_plan, rows_and_columns, sizes_in, submodules, unwrapped, watch
+from rankscope.monitor import GRADIENT_METRIC, TokenGradients, preserved_training_state, token_gradients
 from rankscope.profiles import Profile
 
 METRICS = ("relative_residual", "entropy")

@@ -20,10 +20,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import LabError, RankscopeError, require
-from rankscope.live.hidden_states import floating_tensors
-from rankscope.live.modules import hooked, submodules
-from rankscope.live.padding import arguments_of
-from rankscope.monitor.probe import loss_in
+from rankscope.live import arguments_of, floating_tensors, hooked, submodules
+from rankscope.monitor import loss_in
 from rankscope.sources import first_line
 
 LossOfBatch = Callable[[Any, Any], Tensor]  # Takes what the model returns and the batch, and gives one number

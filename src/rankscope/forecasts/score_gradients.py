@@ -21,12 +21,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST, DeviationPattern, Scaled, State
-from rankscope.deviation.attention import Values
-from rankscope.deviation.scaled import spread
-from rankscope.deviation.scores import StateHeads
+from rankscope.deviation import LOWEST, DeviationPattern, Scaled, State, StateHeads, Values, spread
 from rankscope.nets import Architecture, AttentionWeights, Block, pieces, rotate
-from rankscope.remedies.shaping import PatternShaping
+from rankscope.remedies import PatternShaping
 
 
 def has_formula(arch: Architecture) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from rankscope.forecasts.readings import IN_BLOCKS, WeightKinds, WeightPart
-from rankscope.monitor.weight_gradients import Kind, ParameterSlice, attending, kind_slices
+from rankscope.monitor import Kind, ParameterSlice, attending, kind_slices
 
 EMBEDDING = {"wte", "wpe"}  # Names of embeddings, beside all that have "emb" or "pos" in them
 

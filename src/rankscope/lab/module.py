@@ -33,9 +33,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from rankscope.errors import LabError, require_one_of
-from rankscope.live import AttentionCall
-from rankscope.live.attention import OnAttention
-from rankscope.live.attention.scores import WrittenScores
+from rankscope.live import AttentionCall, OnAttention, WrittenScores
 from rankscope.nets import (
     Block,
     Dropout,
@@ -45,12 +43,12 @@ from rankscope.nets import (
     Plain,
     Seen,
     Transformer,
+    built,
     contributions,
+    scores,
     traverse,
+    unpadded,
 )
-from rankscope.nets.kernels import scores
-from rankscope.nets.pass_settings import unpadded
-from rankscope.nets.tensors import built
 from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]

@@ -23,11 +23,15 @@ from rankscope.monitor.alarm_rules import default_rules
 from rankscope.monitor.alarms import AlarmRule, AlarmSource, Fault
 from rankscope.monitor.block_jacobians import leading_vectors
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.measurement import Alarm, Measurement
+from rankscope.monitor.measurement import Alarm, Measurement, RunWriter, alarm_rows
 from rankscope.monitor.monitor import INSTRUMENTS, Monitor
+from rankscope.monitor.probe import GRADIENT_METRIC, TokenGradients, loss_in, token_gradients
 from rankscope.monitor.running_sums import MetricValues
+from rankscope.monitor.training_state import preserved_training_state
+from rankscope.monitor.weight_gradients import Kind, ParameterSlice, attending, kind_slices
 
 __all__ = [
-    "Alarm", "AlarmRule", "AlarmSource", "Fault", "INSTRUMENTS", "Instrument", "Measurement", "MetricValues", "Monitor",
-    "default_rules", "leading_vectors",
+    "Alarm", "AlarmRule", "AlarmSource", "Fault", "GRADIENT_METRIC", "INSTRUMENTS", "Instrument", "Kind", "Measurement",
+    "MetricValues", "Monitor", "ParameterSlice", "RunWriter", "TokenGradients", "alarm_rows", "attending",
+    "default_rules", "kind_slices", "leading_vectors", "loss_in", "preserved_training_state", "token_gradients",
 ]  # fmt: skip

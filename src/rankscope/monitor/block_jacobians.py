@@ -33,11 +33,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rankscope.errors import MonitorError, require
-from rankscope.live import processes
-from rankscope.live.block_hooks import has_listed_parts
-from rankscope.live.hidden_states import candidates_in, exchanged, hidden_states_in, same
-from rankscope.live.plan import WatchPlan
-from rankscope.live.stack_watch import StackWatch
+from rankscope.live import (
+    StackWatch,
+    WatchPlan,
+    candidates_in,
+    exchanged,
+    has_listed_parts,
+    hidden_states_in,
+    processes,
+    same,
+)
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.probe import BlockFollower
 from rankscope.monitor.running_sums import MetricValues

@@ -24,11 +24,16 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rankscope.errors import MetricError, MonitorError, require
-from rankscope.live import processes
-from rankscope.live.hooks import Hook, isolated, to_float64_device
-from rankscope.live.modules import own_parameters, submodules
-from rankscope.live.stack_watch import StackWatch
-from rankscope.live.state_readings import arithmetic_of
+from rankscope.live import (
+    Hook,
+    StackWatch,
+    arithmetic_of,
+    isolated,
+    own_parameters,
+    processes,
+    submodules,
+    to_float64_device,
+)
 from rankscope.metrics import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity, unit_of
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.probe import of_output

@@ -30,24 +30,36 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError, WatchError, require
-from rankscope.live.attention.observer import AttentionCall
-from rankscope.live.attention.torch_functions import FunctionTracer
-from rankscope.live.block_hooks import has_listed_parts, modules_around
-from rankscope.live.hidden_states import (
+from rankscope.live import (
+    AttentionCall,
+    CallArguments,
+    FunctionTracer,
+    Hook,
+    Hooks,
+    StackWatch,
+    StateReadings,
+    TokenBatch,
+    TokenCounts,
+    WatchPlan,
+    arithmetic_of,
+    find_padding,
+    has_listed_parts,
     hidden_states_in,
+    in_trial_of_stage,
+    is_compiled,
     layout_in_attention,
+    library_of,
+    local_tokens,
+    mask_arguments_of,
+    modules_around,
+    own_parameters,
+    refuse_context_parallel,
     rows_and_columns,
     sizes_in,
+    submodules,
     times_changed,
+    token_counts,
 )
-from rankscope.live.hooks import Hook, Hooks
-from rankscope.live.modules import is_compiled, own_parameters, submodules
-from rankscope.live.padding import CallArguments, find_padding, library_of, mask_arguments_of
-from rankscope.live.plan import WatchPlan
-from rankscope.live.processes import in_trial_of_stage
-from rankscope.live.stack_watch import StackWatch
-from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
-from rankscope.live.tensor_parallel import TokenCounts, local_tokens, refuse_context_parallel, token_counts
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.probe import GRADIENT_METRIC, beside_plugins, gradient_norms, join_gradients, values_of
 from rankscope.monitor.running_sums import MetricValues

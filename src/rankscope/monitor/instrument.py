@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from rankscope.live.plan import WatchPlan
+from rankscope.live import WatchPlan
 from rankscope.monitor.running_sums import MetricValues, joined_stacks
 
 

@@ -22,11 +22,9 @@ import polars as pl
 from rankscope.errors import MonitorError, TrainingWarning
 from rankscope.live import processes
 from rankscope.monitor.running_sums import Key, Sums
-from rankscope.runs import Manifest, Store
-from rankscope.runs.journal import Journal
+from rankscope.runs import Journal, Manifest, Store
 from rankscope.sources import first_line
-from rankscope.trainings import CERTIFICATES, TRAINING, TrainingRun
-from rankscope.trainings.training import ALARMS, CERTIFICATES_TABLE
+from rankscope.trainings import ALARMS, CERTIFICATES, CERTIFICATES_TABLE, TRAINING, TrainingRun
 
 ENTRY = "training"  # the entry of the run folder's manifest
 UNMEASURED = "not measured"  # the name of alarms about the monitor itself

@@ -15,11 +15,20 @@ import polars as pl
 from torch import nn
 
 from rankscope.errors import MonitorError, require, require_one_of
-from rankscope.live import processes
-from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.modules import Blocks, NamedStacks, unwrapped
-from rankscope.live.notes import describe_model, layout_note
-from rankscope.live.plan import Layers, Mask, Padding, make_plans
+from rankscope.live import (
+    OBSERVERS,
+    AttentionObserver,
+    Blocks,
+    Layers,
+    Mask,
+    NamedStacks,
+    Padding,
+    describe_model,
+    layout_note,
+    make_plans,
+    processes,
+    unwrapped,
+)
 from rankscope.metrics import MetricsLike
 from rankscope.monitor.alarm_rules import default_rules
 from rankscope.monitor.alarms import AlarmSource, RuleSet

@@ -22,14 +22,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rankscope.errors import MonitorError, RankscopeError, WatchError, require
-from rankscope.live import processes
-from rankscope.live.attention import OBSERVERS
-from rankscope.live.block_hooks import has_listed_parts
-from rankscope.live.hidden_states import floating_tensors, hidden_states_in
-from rankscope.live.hooks import Hooks
-from rankscope.live.plan import WatchPlan
-from rankscope.live.stack_watch import StackWatch
-from rankscope.live.tensor_parallel import TensorParallel
+from rankscope.live import (
+    OBSERVERS,
+    Hooks,
+    StackWatch,
+    TensorParallel,
+    WatchPlan,
+    floating_tensors,
+    has_listed_parts,
+    hidden_states_in,
+    processes,
+)
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.running_sums import MetricValues, joined_stacks
 from rankscope.monitor.training_state import preserved_training_state

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MonitorError, RankscopeError, require
-from rankscope.live import processes
-from rankscope.live.hooks import isolated
-from rankscope.live.padding import arguments_of
+from rankscope.live import arguments_of, isolated, processes
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.running_sums import MetricValues
 from rankscope.monitor.training_state import preserved_training_state

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankscope.errors import MonitorError
-from rankscope.live.processes import gathered, world_size
+from rankscope.live import gathered, world_size
 from rankscope.profiles import Readings
 from rankscope.shapes import Float
 from rankscope.trainings import in_stack

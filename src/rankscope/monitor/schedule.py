@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MonitorError
-from rankscope.live.processes import require_agreement
+from rankscope.live import require_agreement
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.running_sums import MetricValues
 

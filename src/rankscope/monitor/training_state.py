@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
-from rankscope.live.hooks import without_dropout
+from rankscope.live import without_dropout
 
 TORCHS_OWN = vars(nn.Module()).keys() - {"_buffers"}  # attributes of a module that torch keeps for itself
 # Packages whose objects are left alone: a trainer, a shard, a lock are not the model's state.

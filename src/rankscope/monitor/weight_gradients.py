@@ -31,9 +31,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from rankscope.errors import MonitorError
-from rankscope.live import processes
-from rankscope.live.hooks import without_dropout
-from rankscope.live.plan import WatchPlan
+from rankscope.live import WatchPlan, processes, without_dropout
 from rankscope.monitor.instrument import Instrument
 from rankscope.monitor.running_sums import MetricValues
 from rankscope.sources import first_line

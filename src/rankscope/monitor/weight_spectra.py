@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from rankscope.live import processes
-from rankscope.live.hooks import isolated
+from rankscope.live import isolated, processes
 from rankscope.monitor.weight_gradients import Group, ParameterSlice, Place, WeightInstrument
 from rankscope.shapes import Float
 

@@ -21,7 +21,7 @@ from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.files import append_whole, atomic
 from rankscope.monitor.measurement import Measurement
-from rankscope.trainings.training import PATHS
+from rankscope.trainings import PATHS
 
 __all__ = ["JSONLines", "MLflow", "TensorBoard", "Trackio", "WandB"]
 

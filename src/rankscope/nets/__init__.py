@@ -1,10 +1,20 @@
 """Networks: a frozen description, one readable reference transformer, and its variants."""
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.devices import check_device, check_dtype, format_bytes, free_memory, machine_memory, usual_modes
+from rankscope.nets.devices import (
+    CPU,
+    FLOAT64_BYTES,
+    LAYER_OVERHEAD_BYTES,
+    check_device,
+    check_dtype,
+    format_bytes,
+    free_memory,
+    machine_memory,
+    usual_modes,
+)
 from rankscope.nets.dropout import Dropout, DropoutRules, training_states
 from rankscope.nets.fields import BIASES
-from rankscope.nets.kernels import KERNELS, Kernel, kernel_of, linear_logs
+from rankscope.nets.kernels import KERNELS, Kernel, kernel_of, linear_logs, scores
 from rankscope.nets.masks import Mask, MaskGraph, MaskLike, graph, matrix_graph
 from rankscope.nets.masks import matrix as mask_matrix
 from rankscope.nets.mlp import ACTIVATIONS, Experts, chosen_experts, chosen_weights, log_sigmoid
@@ -12,7 +22,7 @@ from rankscope.nets.norms import UNWEIGHTED, Norm, NormWeights, norm_of, normali
 from rankscope.nets.order import Branch, Branching, Half, active_heads
 from rankscope.nets.origin import Encoded, Inputs, Origin, titled, weights_of
 from rankscope.nets.parts import Part, pieces
-from rankscope.nets.pass_settings import Memory, PassSettings, Seen, TokenOrder, padding_from
+from rankscope.nets.pass_settings import Memory, PassSettings, Seen, TokenOrder, average, padding_from, unpadded
 from rankscope.nets.plain import (
     ForwardPass,
     HeadOutputs,
@@ -26,7 +36,7 @@ from rankscope.nets.plain import (
     contributions,
 )
 from rankscope.nets.positions import by_offset, rotary_tables, rotate, score_bias
-from rankscope.nets.storage import digests, is_saved, read_tensors, write_tensors
+from rankscope.nets.storage import digests, is_saved, read, read_tensors, write_tensors
 from rankscope.nets.streaming import (
     AttentionRequest,
     PatternNumbers,
@@ -35,9 +45,9 @@ from rankscope.nets.streaming import (
     streamed,
     streams,
 )
-from rankscope.nets.tensors import assemble_layer, assemble_stored, layer_shapes, shapes
+from rankscope.nets.tensors import assemble_layer, assemble_stored, built, layer_shapes, shapes
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.nets.traversal import Arithmetic, Block, changed, traverse
 from rankscope.nets.variants import DEFINED, PUBLISHED, chosen_layers, kept_heads, with_layers
 from rankscope.nets.weights import (
     LATENT_EPS,
@@ -51,21 +61,23 @@ from rankscope.nets.weights import (
     StreamedLayers,
     Structure,
     converted,
+    named,
     outline,
     release,
 )
 
 __all__ = [
     "ACTIVATIONS", "Architecture", "Arithmetic", "AttentionRequest", "AttentionWeights", "BIASES", "Block", "Branch",
-    "Branching", "DEFINED", "Dropout", "DropoutRules", "Encoded", "ExpertWeights", "Experts", "ForwardPass", "Half",
-    "HeadOutputs", "Heads", "Inputs", "KERNELS", "Kernel", "LATENT_EPS", "Latent", "Layer", "LayerSource", "Linear",
-    "MLPWeights", "Mask", "MaskGraph", "MaskLike", "Memory", "Norm", "NormWeights", "Origin", "PUBLISHED", "Part",
-    "PassSettings", "PatternNumbers", "Plain", "RowOutputs", "Seen", "Square", "Step", "StreamedLayers",
-    "StreamedPlain", "Structure", "TokenOrder", "Tokens", "Transformer", "UNWEIGHTED", "active_heads", "affine",
-    "assemble_layer", "assemble_stored", "by_offset", "check_device", "check_dtype", "chosen_experts", "chosen_layers",
-    "chosen_weights", "contributions", "converted", "digests", "format_bytes", "free_memory", "graph", "is_saved",
-    "kept_heads", "kernel_of", "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix",
-    "matrix_graph", "norm_of", "normalise", "outline", "padding_from", "pieces", "read_tensors", "release",
-    "rotary_tables", "rotate", "score_bias", "shapes", "size_of_attention", "streamed", "streams", "titled",
-    "training_states", "traverse", "usual_modes", "weights_of", "with_layers", "write_tensors",
+    "Branching", "CPU", "DEFINED", "Dropout", "DropoutRules", "Encoded", "ExpertWeights", "Experts", "FLOAT64_BYTES",
+    "ForwardPass", "Half", "HeadOutputs", "Heads", "Inputs", "KERNELS", "Kernel", "LATENT_EPS", "LAYER_OVERHEAD_BYTES",
+    "Latent", "Layer", "LayerSource", "Linear", "MLPWeights", "Mask", "MaskGraph", "MaskLike", "Memory", "Norm",
+    "NormWeights", "Origin", "PUBLISHED", "Part", "PassSettings", "PatternNumbers", "Plain", "RowOutputs", "Seen",
+    "Square", "Step", "StreamedLayers", "StreamedPlain", "Structure", "TokenOrder", "Tokens", "Transformer",
+    "UNWEIGHTED", "active_heads", "affine", "assemble_layer", "assemble_stored", "average", "built", "by_offset",
+    "changed", "check_device", "check_dtype", "chosen_experts", "chosen_layers", "chosen_weights", "contributions",
+    "converted", "digests", "format_bytes", "free_memory", "graph", "is_saved", "kept_heads", "kernel_of",
+    "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix", "matrix_graph", "named", "norm_of",
+    "normalise", "outline", "padding_from", "pieces", "read", "read_tensors", "release", "rotary_tables", "rotate",
+    "score_bias", "scores", "shapes", "size_of_attention", "streamed", "streams", "titled", "training_states",
+    "traverse", "unpadded", "usual_modes", "weights_of", "with_layers", "write_tensors",
 ]  # fmt: skip

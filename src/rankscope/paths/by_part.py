@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, require
-from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual
-from rankscope.metrics.batch import tokens
+from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual, tokens
 from rankscope.nets import Block, Branch, Half, Tokens, Transformer, release, traverse
 from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, Parts
 from rankscope.paths.lengths import closure_of, cosine, size_of

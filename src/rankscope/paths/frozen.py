@@ -38,13 +38,13 @@ from rankscope.nets import (
     Tokens,
     Transformer,
     affine,
+    named,
     norm_of,
     pieces,
     release,
     shapes,
     traverse,
 )
-from rankscope.nets.weights import named
 from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 

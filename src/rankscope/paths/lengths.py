@@ -16,12 +16,10 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationPattern, DeviationStep, Scaled, State, applies, propagate
-from rankscope.deviation.readings import read
+from rankscope.deviation import DeviationPattern, DeviationStep, Scaled, State, applies, propagate, read
 from rankscope.errors import ClosureError, require
 from rankscope.extras import counted
-from rankscope.metrics import Reading, Values, frobenius_norm, metric, unit_of
-from rankscope.metrics.batch import tokens
+from rankscope.metrics import Reading, Values, frobenius_norm, metric, tokens, unit_of
 from rankscope.nets import Architecture, Layer, Tokens
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.figures import LengthView, counted_paths, length_views, lengths_overview, lengths_section

@@ -22,19 +22,20 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import (
+    EXAGGERATED,
+    ROUNDING,
     Confirmation,
     DeviationPattern,
     DeviationSecondPass,
     DeviationStep,
+    FloatLayer,
+    PatternByRows,
     State,
     comparison,
     must_compute,
+    read,
+    spread,
 )
-from rankscope.deviation.by_rows import PatternByRows
-from rankscope.deviation.float_passes import ROUNDING, FloatLayer
-from rankscope.deviation.readings import read
-from rankscope.deviation.scaled import spread
-from rankscope.deviation.second_pass import EXAGGERATED
 from rankscope.metrics import SMALLEST, UNIT, Metric, Of, Reading
 from rankscope.nets import Transformer, contributions
 from rankscope.profiles.readings import Readings

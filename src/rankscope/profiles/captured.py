@@ -16,10 +16,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationSecondPass, DeviationStep, FloatSecondPass, PassInputs, at_layer
-from rankscope.deviation.propagate import StartingTensors, block_by_block, restored
-from rankscope.deviation.replay import can_replay, joined, replay_cache
-from rankscope.deviation.second_pass import with_second_pass
+from rankscope.deviation import (
+    DeviationSecondPass,
+    DeviationStep,
+    FloatSecondPass,
+    PassInputs,
+    StartingTensors,
+    at_layer,
+    block_by_block,
+    can_replay,
+    joined,
+    replay_cache,
+    restored,
+    with_second_pass,
+)
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step, Transformer
 from rankscope.profiles.readers import CapturedNumbers, LayerStep

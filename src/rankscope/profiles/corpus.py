@@ -24,8 +24,7 @@ from rankscope.nets import Encoded, Transformer
 from rankscope.profiles.measuring import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import MOST, NAME, CorpusRows, Summary
-from rankscope.runs import Manifest, Store, difference, key_of
-from rankscope.runs.tables import manifest_in
+from rankscope.runs import Manifest, Store, difference, key_of, manifest_in
 
 SAVED_EVERY = 20.0  # seconds between chunks of rows on disk
 

@@ -11,8 +11,7 @@ import numpy as np
 import polars as pl
 
 from rankscope import figures as fig
-from rankscope.figures import evenly, power
-from rankscope.figures.style import LISTED, NUMBER, in_sequence
+from rankscope.figures import LISTED, NUMBER, evenly, in_sequence, power
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import CurveView, Layers, digits_lost, line_numbers, span
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from rankscope.deviation.by_rows import AT_ONCE
+from rankscope.deviation import AT_ONCE
 from rankscope.errors import TooLargeError
 from rankscope.nets import Architecture, free_memory, layer_shapes, size_of_attention
 

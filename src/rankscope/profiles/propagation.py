@@ -14,10 +14,15 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from rankscope.deviation import FloatSecondPass, PassInputs, applies, confirmations
-from rankscope.deviation.propagate import layers
-from rankscope.deviation.readings import reads_rows
-from rankscope.deviation.second_pass import with_second_pass
+from rankscope.deviation import (
+    FloatSecondPass,
+    PassInputs,
+    applies,
+    confirmations,
+    layers,
+    reads_rows,
+    with_second_pass,
+)
 from rankscope.errors import MetricError, TokensError, require, require_one_of
 from rankscope.metrics import Of, defect_of_rows, valid_tokens
 from rankscope.nets import (

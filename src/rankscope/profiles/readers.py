@@ -27,10 +27,10 @@ from rankscope.deviation import (
     DeviationSecondPass,
     DeviationStep,
     FloatSecondPass,
+    PatternByRows,
+    SecondPassLayer,
+    read,
 )
-from rankscope.deviation.by_rows import PatternByRows
-from rankscope.deviation.readings import read
-from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import ROUNDING, Metric, Of, Tokens, tokens_of, unit_of
 from rankscope.nets import PatternNumbers, Step, Transformer, contributions
 from rankscope.profiles.agreement import checked, checked_floats, confirmed

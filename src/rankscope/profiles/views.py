@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.figures.style import numbered
+from rankscope.figures import numbered
 
 Layers = np.ndarray  # a number for each layer, layer 0 the input
 Band = tuple[Layers, Layers]

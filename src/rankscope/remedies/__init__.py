@@ -11,13 +11,17 @@ none of the arithmetics. To add a remedy, write its file and add one line to the
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rankscope.remedies.catalogue import BUILT_IN
 from rankscope.remedies.names import REMEDY_FILES
+from rankscope.remedies.shaping import PatternShaping
 
 if TYPE_CHECKING:
     from rankscope.remedies.base import Claim, NamedRemedy, Remedy, TheoryNote
     from rankscope.remedies.catalogue import REMEDIES, remedy
 
-__all__ = ["REMEDIES", "REMEDY_FILES", "NamedRemedy", "Claim", "Remedy", "TheoryNote", "remedy"]
+__all__ = [
+    "BUILT_IN", "Claim", "NamedRemedy", "PatternShaping", "REMEDIES", "REMEDY_FILES", "Remedy", "TheoryNote", "remedy",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

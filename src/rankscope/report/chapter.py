@@ -12,18 +12,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rankscope.extras import counted, listed
-from rankscope.figures.page import page_figure
-from rankscope.figures.text import script_json
-from rankscope.paths import carried
-from rankscope.paths.figures import length_views
+from rankscope.figures import page_figure, script_json
+from rankscope.paths import carried, length_views
 from rankscope.profiles import Profile, Summary
 from rankscope.report.causes import verdict
 from rankscope.report.reported_run import ReportedRun
 from rankscope.report.sections import depth_card, sections_of
-from rankscope.results import Plot, Section, Views
-from rankscope.results.section import SENTENCES
+from rankscope.results import SENTENCES, Plot, Section, Views
 from rankscope.runs import Manifest, Network
-from rankscope.theory.figures import bounds_sentence
+from rankscope.theory import bounds_sentence
 
 BUDGET = 12_000_000  # Characters of figures, pictures and manifests, beside plotly itself: a page that opens on a phone
 LEFT_OUT = SENTENCES["left_out"]  # Kinds of parts in the order in which they go, and what each is called

@@ -19,9 +19,7 @@ import polars as pl
 
 from rankscope.errors import FileError, require
 from rankscope.extras import need
-from rankscope.figures import Chart, power
-from rankscope.figures.page import plotly_script, static_file
-from rankscope.figures.text import TURNS, script_json
+from rankscope.figures import TURNS, Chart, plotly_script, power, script_json, static_file
 from rankscope.files import write_text
 from rankscope.profiles import (
     CurveView,
@@ -36,8 +34,7 @@ from rankscope.report.causes import FINEST
 from rankscope.report.chapter import BUDGET, chapter, figure_json, fit
 from rankscope.report.reported_run import ReportedRun, read_run
 from rankscope.results import Plot, Section, Table
-from rankscope.runs import Store
-from rankscope.runs.tables import SavedTable
+from rankscope.runs import SavedTable, Store
 
 TITLED = 3  # Runs up to which the window's title names them
 METRIC = "relative_residual"

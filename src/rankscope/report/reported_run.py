@@ -26,8 +26,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from rankscope.depths import DepthCard
-from rankscope.depths.tables import MARKS
+from rankscope.depths import MARKS, DepthCard
 from rankscope.engine import Sweep
 from rankscope.errors import FileError, require
 from rankscope.extras import counted, install, installed, need
@@ -37,8 +36,7 @@ from rankscope.plugins import Group
 from rankscope.profiles import CLOUD, SPECTRUM, Profile, Summary
 from rankscope.report.causes import network_name, same_network
 from rankscope.results import Result, Section, results_of
-from rankscope.runs import Manifest, Run, read
-from rankscope.runs.tables import read_parquet
+from rankscope.runs import Manifest, Run, read, read_parquet
 from rankscope.theory import Certificates
 from rankscope.trainings import TRAINING_TABLE as TRAINING
 from rankscope.trainings import TrainingRun, read_training

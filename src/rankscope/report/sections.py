@@ -8,12 +8,11 @@ import polars as pl
 from rankscope.depths import DepthCard
 from rankscope.errors import PluginWarning
 from rankscope.metrics import is_share, symbol_of
-from rankscope.paths.figures import heads_section, lengths_section
-from rankscope.profiles import Bounds, cloud_chart, spectrum_chart
-from rankscope.profiles.figures import VARIANTS
+from rankscope.paths import heads_section, lengths_section
+from rankscope.profiles import VARIANTS, Bounds, cloud_chart, spectrum_chart
 from rankscope.report.reported_run import CHAPTERS, Chapter, ReportedRun
 from rankscope.results import KINDS, Plot, Section, sentence
-from rankscope.theory.figures import bounds_section, proved_shares
+from rankscope.theory import bounds_section, proved_shares
 
 
 def sections_of(run: ReportedRun) -> list[Section]:

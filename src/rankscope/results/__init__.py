@@ -6,10 +6,11 @@ lines of a terminal, `plain.py` JSON, and `kinds.py` the kinds by name.
 
 from rankscope.results.cards import card, lines
 from rankscope.results.kinds import KINDS, class_of, read, results_of
+from rankscope.results.plain import plain_value
 from rankscope.results.result import Result, TableResult
-from rankscope.results.section import Plot, Section, Table, Views, sentence
+from rankscope.results.section import SENTENCES, Plot, Section, Table, Views, sentence
 
 __all__ = [
-    "KINDS", "Plot", "Result", "Section", "Table", "TableResult", "Views", "card", "class_of", "lines", "read",
-    "results_of", "sentence",
+    "KINDS", "Plot", "Result", "SENTENCES", "Section", "Table", "TableResult", "Views", "card", "class_of", "lines",
+    "plain_value", "read", "results_of", "sentence",
 ]  # fmt: skip

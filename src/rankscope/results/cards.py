@@ -137,8 +137,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _images(figure: "Figure", title: str) -> list[str]:
     """The figure, an image for each panel."""
-    from rankscope.figures import png, rendered
-    from rankscope.figures.matplotlib import SHARPNESS
+    from rankscope.figures import SHARPNESS, png, rendered
 
     image = rendered(figure)
     images: list[str] = []

@@ -23,9 +23,8 @@ from rankscope.errors import FileError, RankscopeError
 from rankscope.results.cards import card, lines, whole
 from rankscope.results.plain import plain_table, plain_value, table_of
 from rankscope.results.section import Section
-from rankscope.runs import Manifest, Run, Store, document
+from rankscope.runs import Manifest, Run, Store, document, read_parquet, write_parquet
 from rankscope.runs import read as read_run
-from rankscope.runs.tables import read_parquet, write_parquet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,6 +11,7 @@ from torch import Tensor
 from rankscope.errors import SourceError, TooLargeError, require
 from rankscope.nets import (
     BIASES,
+    FLOAT64_BYTES,
     Architecture,
     Layer,
     LayerSource,
@@ -24,7 +25,6 @@ from rankscope.nets import (
     format_bytes,
     free_memory,
 )
-from rankscope.nets.devices import FLOAT64_BYTES
 from rankscope.sources.checkpoint import (
     Checkpoint,
     CheckpointLocation,

@@ -25,8 +25,7 @@ import torch
 from rankscope.errors import FileError, SourceError, require
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
-from rankscope.nets import format_bytes, machine_memory
-from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES
+from rankscope.nets import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
 from rankscope.shipped import shipped_folder, shipped_names
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.presets import PRESETS

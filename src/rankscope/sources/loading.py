@@ -18,8 +18,7 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.extras import need
 from rankscope.naming import forgiven
-from rankscope.nets import Architecture, Origin, Transformer, is_saved, usual_modes
-from rankscope.nets.storage import read
+from rankscope.nets import Architecture, Origin, Transformer, is_saved, read, usual_modes
 from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
 from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
 from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet

@@ -3,9 +3,20 @@
 from rankscope.theory import logs
 from rankscope.theory.certificates import THEOREMS, Certificates, certify, theorems_named
 from rankscope.theory.critical import CriticalSkip, critical_skip
-from rankscope.theory.depth import CollapseDepth, collapse_depth
+from rankscope.theory.depth import CollapseDepth, collapse_depth, depth_of
 from rankscope.theory.facts import Facts
-from rankscope.theory.figures import BoundView
+from rankscope.theory.figures import (
+    EXACT,
+    RANK,
+    BoundView,
+    bound_views,
+    bounds_chart,
+    bounds_section,
+    bounds_sentence,
+    failing_table,
+    proved_shares,
+    quantity,
+)
 from rankscope.theory.observation import observe
 from rankscope.theory.readings import norm_stretch
 from rankscope.theory.theorem import Evaluation, Hypothesis, Theorem, by_layer, outside
@@ -14,8 +25,9 @@ from rankscope.theory.upper_bounds import log_base, log_gamma
 from rankscope.theory.weight_norms import LayerNorms, MLPNorms, WeightNorms
 
 __all__ = [
-    "BoundView", "Certificates", "CollapseDepth", "CriticalSkip", "Evaluation", "Facts", "Hypothesis", "LayerNorms",
-    "MLPNorms", "THEOREMS", "Theorem", "WeightNorms", "by_layer", "certify", "collapse_depth", "critical_skip",
-    "log_base", "log_gamma", "logs", "norm_stretch", "observe", "outside", "slope", "theorems_named",
-    "transverse_exponent", "transverse_modes",
+    "BoundView", "Certificates", "CollapseDepth", "CriticalSkip", "EXACT", "Evaluation", "Facts", "Hypothesis",
+    "LayerNorms", "MLPNorms", "RANK", "THEOREMS", "Theorem", "WeightNorms", "bound_views", "bounds_chart",
+    "bounds_section", "bounds_sentence", "by_layer", "certify", "collapse_depth", "critical_skip", "depth_of",
+    "failing_table", "log_base", "log_gamma", "logs", "norm_stretch", "observe", "outside", "proved_shares", "quantity",
+    "slope", "theorems_named", "transverse_exponent", "transverse_modes",
 ]  # fmt: skip

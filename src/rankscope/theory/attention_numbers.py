@@ -15,13 +15,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockRecord, Scaled, State, can_skip
-from rankscope.deviation.attention import common_heads, deviation_heads
-from rankscope.metrics import NORMS, centred, dobrushin, largest_sum_distance
-from rankscope.metrics.attention import FEW
-from rankscope.metrics.batch import tokens
-from rankscope.nets import Block, PassSettings, Plain
-from rankscope.nets.traversal import changed
+from rankscope.deviation import BlockRecord, Scaled, State, can_skip, common_heads, deviation_heads
+from rankscope.metrics import FEW, NORMS, centred, dobrushin, largest_sum_distance, tokens
+from rankscope.nets import Block, PassSettings, Plain, changed
 from rankscope.shapes import Bool, Float
 from rankscope.theory.facts import Centre, LayerNumbers, PerSample
 from rankscope.theory.logs import clipped, logs_expm1, logs_of, product_of, sized, sum_of

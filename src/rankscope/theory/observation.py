@@ -20,10 +20,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation import HalfRecord, Scaled, State, applies, at_layer, replay
-from rankscope.deviation.dissect import recording_rules, records, starting_state, starting_tokens
-from rankscope.deviation.perturbation import is_cached
-from rankscope.deviation.replay import NumberTable, joined_by_form, parts, samples, tensors_of
+from rankscope.deviation import (
+    HalfRecord,
+    NumberTable,
+    Scaled,
+    State,
+    applies,
+    at_layer,
+    is_cached,
+    joined_by_form,
+    parts,
+    recording_rules,
+    records,
+    replay,
+    samples,
+    starting_state,
+    starting_tokens,
+    tensors_of,
+)
 from rankscope.nets import PassSettings, Structure, Transformer, active_heads
 from rankscope.shapes import Float
 from rankscope.theory.attention_numbers import AttentionOfLayer, DeviceNorms, PackedNorms, packed, unpacked

@@ -11,11 +11,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST, DeviationStep, HalfRecord, Scaled, State, can_skip, must_compute
-from rankscope.deviation.activations import VALUES
-from rankscope.deviation.mlp import REACH
-from rankscope.deviation.norms import normalise
-from rankscope.deviation.readings import read
+from rankscope.deviation import (
+    LOWEST,
+    REACH,
+    VALUES,
+    DeviationStep,
+    HalfRecord,
+    Scaled,
+    State,
+    can_skip,
+    must_compute,
+    normalise,
+    read,
+)
 from rankscope.errors import TokensError
 from rankscope.metrics import (
     FARTHEST,

@@ -24,14 +24,18 @@ from rankscope.deviation import (
     BlockRecord,
     DeviationPattern,
     HalfRecord,
+    PerturbedPlain,
     Scaled,
     State,
     at_layer,
+    attends_elsewhere,
     can_skip,
     must_compute,
+    state_distance,
+    steep_scores,
+    tokens_lost,
+    undecided,
 )
-from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
-from rankscope.deviation.perturbation import PerturbedPlain
 from rankscope.nets import Block, PassSettings, Plain, Transformer, kernel_of, traverse
 from rankscope.theory.facts import Agreement, Facts, Passes, PerSample
 from rankscope.theory.theorem import SOFTMAX, Evaluation, Hypothesis, Theorem

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rankscope.nets import Architecture, kernels
 from rankscope.nets.order import order
-from rankscope.remedies.catalogue import BUILT_IN
+from rankscope.remedies import BUILT_IN
 from rankscope.theory.facts import Facts
 
 SOFTMAX = ("softmax", "gaussian", "uniform")

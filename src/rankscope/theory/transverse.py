@@ -32,8 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST, Deviation, Scaled, State
-from rankscope.deviation.state import ValidTokens
+from rankscope.deviation import LOWEST, Deviation, Scaled, State, ValidTokens
 from rankscope.errors import ArchitectureError, TokensError, require
 from rankscope.nets import Architecture, Block, Layer, Mask, PassSettings, Transformer, traverse
 from rankscope.nets import mask_matrix as matrix

@@ -40,8 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.deviation import LOWEST, Scaled
-from rankscope.deviation.norms import normalise
+from rankscope.deviation import LOWEST, Scaled, normalise
 from rankscope.nets import NormWeights, active_heads, converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import theorem as needs

@@ -6,13 +6,29 @@ numbers of trainings from wherever they are, `spikes.py` finds what came before 
 """
 
 from rankscope.trainings.comparison import RunComparison, compare_runs
+from rankscope.trainings.figures import STEPS, ends, layer_curves, layer_map, path_shares, run_curves, side_by_side
 from rankscope.trainings.run import TrainingRun, read_training
-from rankscope.trainings.signals import read_signals
+from rankscope.trainings.signals import read_signals, run_events, run_loss, split_loss
 from rankscope.trainings.spike_report import SURE, Spikes
 from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
-from rankscope.trainings.training import CERTIFICATES, TRAINING, TRAINING_TABLE, in_stack
+from rankscope.trainings.training import (
+    ALARMS,
+    CERTIFICATES,
+    CERTIFICATES_TABLE,
+    NAMES,
+    PATHS,
+    TRAINING,
+    TRAINING_TABLE,
+    Grid,
+    decades,
+    in_stack,
+    stamp,
+    title_of,
+)
 
 __all__ = [
-    "CERTIFICATES", "RunComparison", "SURE", "Signal", "Spikes", "TRAINING", "TRAINING_TABLE", "TrainingRun",
-    "compare_runs", "find_spikes", "in_stack", "order_of_events", "read_signals", "read_training",
+    "ALARMS", "CERTIFICATES", "CERTIFICATES_TABLE", "Grid", "NAMES", "PATHS", "RunComparison", "STEPS", "SURE",
+    "Signal", "Spikes", "TRAINING", "TRAINING_TABLE", "TrainingRun", "compare_runs", "decades", "ends", "find_spikes",
+    "in_stack", "layer_curves", "layer_map", "order_of_events", "path_shares", "read_signals", "read_training",
+    "run_curves", "run_events", "run_loss", "side_by_side", "split_loss", "stamp", "title_of",
 ]  # fmt: skip

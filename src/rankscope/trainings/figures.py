@@ -13,8 +13,7 @@ import numpy as np
 import polars as pl
 
 from rankscope import figures as fig
-from rankscope.figures import evenly
-from rankscope.figures.style import ALARM, LISTED
+from rankscope.figures import ALARM, LISTED, evenly
 from rankscope.trainings.training import NAMES, Grid, TrainingTables, decades, split_stack, title_of
 
 FEWEST, MOST = 5, 40  # Measurements that may stand side by side

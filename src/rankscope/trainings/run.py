@@ -165,7 +165,7 @@ def _proved(training: TrainingTables) -> list[Table]:
     steps = sorted(training.certificates["step"].unique().to_list())
     if not steps:
         return []
-    from rankscope.theory.figures import bound_views, quantity  # with torch, which reading a run does not need
+    from rankscope.theory import bound_views, quantity
 
     ends = list(dict.fromkeys((steps[0], steps[-1])))
     columns = [{view.theorem: view for view in bound_views(training.certificates.filter(step=step))} for step in ends]

@@ -17,9 +17,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import FileError, MetricError, one_of, require
-from rankscope.runs import Manifest, Run, read
-from rankscope.runs.store import MANIFEST
-from rankscope.runs.tables import JOURNAL
+from rankscope.runs import JOURNAL, MANIFEST, Manifest, Run, read
 
 TRAINING_TABLE, ALARMS_TABLE, CERTIFICATES_TABLE = "training", "alarms", "training_certificates"
 TRAINING: dict[str, Any] = {
