@@ -149,7 +149,7 @@ def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explor
     until(page, f"{spread} > 0.1")
     assert page.inner_text(".rs-player output") == "layer 0"
     page.check("input[name=cloud][value=magnified]", force=True)
-    page.check("input[name=axis][value=linear]", force=True)
+    page.check("input[name=curve][value=linear]", force=True)
     assert page.evaluate("document.getElementById('curve').data.at(-1).y.at(-1)") < 1e-12
 
 
@@ -262,7 +262,7 @@ def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer
         page.set_viewport_size({"width": width, "height": 768})
         until(page, f"document.querySelector('#curve .main-svg').clientWidth <= {width}")
         for view in ("log", "linear"):
-            page.check(f"input[name=axis][value={view}]", force=True)
+            page.check(f"input[name=curve][value={view}]", force=True)
             assert page.locator("#curve .ytick, #bounds .ytick, #paths .xtick").count() > 10
             until(page, f"{OVERLAPS} === 0")
 
@@ -322,7 +322,7 @@ def test_an_error_marks_what_is_left_of_the_setting_before(page: "Page", explore
     opened(page, explorer, whole=True)
     turned(page, lambda: page.select_option("#mask", "write"))
     turned(page, lambda: page.fill("#mask-text", "causl"))
-    assert page.locator(".card.stale").count() == 4
+    assert page.locator(".card.stale").count() == 5  # the forecast as well
     turned(page, lambda: page.fill("#mask-text", "causal"))
     until(page, "document.querySelectorAll('.stale').length === 0")
 
@@ -348,9 +348,9 @@ def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
         assert page.inner_text("#theory-title") and page.inner_text("#theory-text")
         page.keyboard.press("Escape")
         assert page.is_hidden("#theory")
-    page.check("input[name=bounds][value=list]", force=True)
-    assert page.locator("#bounds-list tr").count() == 18
-    page.locator("#bounds-list button").first.click()
+    page.check("input[name=bounds][value=table]", force=True)
+    assert page.locator("#bounds-table tr").count() == 18
+    page.locator("#bounds-table button").first.click()
     assert page.is_visible("#theory")
     page.click("#theory-close")
 
@@ -363,7 +363,7 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explo
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.name || ''"))
     wanted = {"text", "tokens", "model", "skip", "mlp", "norm", "mask", "window", "temperature", "divisor",
-              "layers", "remedies", "pinA", "pinB", "copy", "axis", "cloud", "paths", "bounds"}  # fmt: skip
+              "layers", "remedies", "pinA", "pinB", "copy", "curve", "cloud", "paths", "bounds"}  # fmt: skip
     assert wanted <= reached
     nameless = page.evaluate(
         "[...document.querySelectorAll('input, select, textarea, button')].filter(e => "

@@ -5,6 +5,7 @@ import json
 import weakref
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 
@@ -24,6 +25,18 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
+def figure(part: dict[str, Any]) -> dict[str, Any]:
+    """The picture of a part that is shown first."""
+    shown: dict[str, Any] = part["plots"][0]["views"][0]["figure"]
+    return shown
+
+
+def numbers(part: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of that picture by column, as they are saved as CSV."""
+    table: dict[str, Any] = figure(part)["table"]
+    return table
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "turns", [*TURNS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in TURNS[2:])], ids=str
@@ -41,14 +54,17 @@ def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, A
     net = net.variant(**changes, divisor=divisor)
     X, padding = net.encode([TEXT], 32)
     curve = measure(net, X, padding).curve("relative_residual", "log10")[0].tolist()
-    assert parts["curve"]["numbers"]["now"] == pytest.approx(curve, rel=1e-6, abs=1e-9)
+    assert numbers(parts["curve"])["log10"] == pytest.approx(curve, rel=1e-6, abs=1e-9)
     found = decompose(net, X, padding).by_length()
+    drawn = pl.DataFrame(numbers(parts["paths"])).group_by("length", maintain_order=True).agg(pl.col("share").sum())
     shares = found.table.filter(start="all")["share"].to_list()
-    assert parts["paths"]["numbers"]["share"] == pytest.approx(shares, rel=1e-5, abs=1e-8)
-    assert parts["paths"]["numbers"]["paths"] == [str(count) for count in found.counts]
+    assert drawn["share"].to_list() == pytest.approx(shares, rel=1e-5, abs=1e-8)
+    listed = [row[1] for row in parts["paths"]["tables"][0]["rows"]]
+    assert listed == [f"{count:,}" for count in found.counts]
     summary = certify(net, X, padding).summary()
     met = {row["theorem"]: row["met_to"] > 0 for row in summary.iter_rows(named=True)}
-    assert {line["theorem"]: line["state"] != "refused" for line in parts["bounds"]["lines"]} == met
+    (theorems,) = parts["bounds"]["tables"]
+    assert {name: words.startswith(("layer ", "holds, but ")) for name, words in theorems["rows"]} == met
 
 
 def test_a_kernel_without_a_rule_is_measured_in_float64(served: Served) -> None:
@@ -62,11 +78,11 @@ def test_pinned_settings_come_beside_and_begin_in_the_same_place(served: Served)
     request = {"setting": now, "A": {**now, "skip": 0.0}, "B": {**now, "text": "another text"}, "focus": "A"}
     parts = served.parts(request)
     assert list(parts["curve"]["verdicts"]) == ["now", "A", "B"]
-    assert list(parts["curve"]["numbers"]) == ["now", "A", "B"]
-    first = parts["cloud"]["plain"]["frames"][0]["data"]
+    assert list(dict.fromkeys(numbers(parts["curve"])["variant"])) == ["now", "A", "B"]
+    first = figure(parts["cloud"])["frames"][0]["data"]
     assert first[0] == first[1] != first[2]
-    swapped = served.parts({"setting": now, "A": request["B"], "B": request["A"], "parts": ["cloud"]})["cloud"]["plain"]
-    headings = [part["text"] for part in swapped["layout"]["annotations"]]
+    swapped = served.parts({"setting": now, "A": request["B"], "B": request["A"], "parts": ["cloud"]})["cloud"]
+    headings = [part["text"] for part in figure(swapped)["layout"]["annotations"]]
     assert [text[: text.index("</b>")] for text in headings] == ["<b>now", "<b>A", "<b>B"]
     alone = served.parts({"setting": {**now, "skip": 0.0}})
     assert parts["paths"] == alone["paths"] and parts["bounds"] == alone["bounds"]
@@ -88,13 +104,13 @@ def test_too_deep_for_paths_says_so(served: Served) -> None:
     without its 2 * 64 they are 2.42e10."""
     shape = {"layers": 1, "width": 234, "heads": 2}
     request = {"setting": {"shape": shape, "layers": 24, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}
-    assert "too many to wait for" in served.parts(request)["paths"]["why"]
+    assert "too many to wait for" in served.parts(request)["paths"]["sentence"]
 
 
 def test_tokens_stay_text_in_every_label(served: Served) -> None:
     hostile = "<script>alert(1)</script> <img src=x onerror=alert(1)> &lt;"
     parts = served.parts({"setting": {"model": "tiny", "text": hostile}, "parts": ["curve", "cloud"]})
-    labels = json.dumps([trace["text"] for trace in parts["cloud"]["plain"]["data"]])
+    labels = json.dumps([trace["text"] for trace in figure(parts["cloud"])["data"]])
     assert "&lt;" in labels and "<script" not in labels and "<img" not in labels
 
 
@@ -153,7 +169,7 @@ def test_minilm_is_answered_as_it_is_measured() -> None:
         PageRequest(setting=asked, parts=("curve",)), lambda: None
     )
     expected = measure(net.variant(skip=0.5), *net.encode([asked.text])).curve("relative_residual", "log10")
-    assert torch.allclose(torch.tensor(part["numbers"]["now"]).double(), expected[0], rtol=1e-6)
+    assert torch.allclose(torch.tensor(numbers(part)["log10"]).double(), expected[0], rtol=1e-6)
 
 
 def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:

@@ -1,8 +1,11 @@
 """The answer to a page: one measurement under its controls, in deviation arithmetic (`measure_page`), and of it the
 curve, the cloud, paths and bounds, each as soon as it is computed.
 
-Figures show the page's controls and those of its pins. Results are kept for a while, so that a pin costs
-nothing; they hold their network, so they are dropped when `NetworkCache` drops it.
+Each part of an answer is a section of a result (`Profile`, `ByLength`, `Certificates`), as the report shows it, with
+the sentence that a small card has room for, and pictures of one panel each, between which a reader chooses.
+
+The curve and the cloud show the page's controls and those of its pins. Results are kept for a while, so that a pin
+costs nothing; they hold their network, so they are dropped when `NetworkCache` drops it.
 """
 
 from collections import Counter, OrderedDict
@@ -19,30 +22,31 @@ from rankscope.errors import RankscopeError, SettingError, require
 from rankscope.explorer.controls import RANDOM, Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
 from rankscope.explorer.network_cache import NetworkCache, chosen_remedies, sizes
-from rankscope.figures import page_figure, plain
+from rankscope.figures import Chart
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.paths import carried, decompose, lengths_chart
+from rankscope.paths import ByLength, carried, decompose
 from rankscope.profiles import (
     MetricReader,
     Profile,
     ResidualShape,
     ShapeReader,
-    cloud_chart,
     cloud_rows,
-    curves_chart,
     one_pass,
     readings_table,
     sentence,
 )
+from rankscope.report import cloud_views, section_json
+from rankscope.results import Plot, Section, Table, Views
 from rankscope.runs import Manifest, Network
-from rankscope.theory import EXACT, RANK, THEOREMS, BoundView, Certificates, bounds_chart, bounds_sentence, certify
+from rankscope.theory import EXACT, RANK, BoundView, Certificates, bounds_sentence, certify, quantity
 
 METRICS = ("relative_residual", "relative_mu")
 MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls
 NOW = "now"
 PANEL_WIDTH = 150  # pixels that a panel of the cloud needs across
 ONE_TOKEN = "One token alone: there is no other for it to become equal to."
+QUANTITIES = {"residual": "‖res‖", "mu": "µ", "diameter": "distance"}  # What is bounded, as a choice of the card
 MOST_PATH_WORK = 2.5e10  # multiplications of a sum over paths that the page waits for: some seconds
 
 Check = Callable[[], None]
@@ -65,10 +69,6 @@ class PageMeasurement:
         """The readings as a profile whose variant has this name."""
         network = Network(variant=name, arithmetic=self.arithmetic, metrics=tuple(METRICS))
         return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), Manifest(networks=(network,)))
-
-    def curve(self, name: str = "relative_residual", column: str = "log10") -> list[float]:
-        """The values of a metric, layer by layer."""
-        return self.rows.filter(metric=name).sort("layer")[column].to_list()
 
     @property
     def input_key(self) -> tuple[object, ...]:
@@ -121,51 +121,49 @@ class Answers:
         """Yield the parts that a request asks for; `check` is called on the way and may raise."""
         all_controls = {NOW: request.setting, **request.pinned}
         focus = all_controls.get(request.focus, request.setting)
-        for name, part in (("curve", curve_part), ("cloud", cloud_part)):
+        if {"curve", "cloud"} & {*request.parts}:
+            measured = {pin: self.measurement(controls, check) for pin, controls in all_controls.items()}
+        if "curve" in request.parts:
+            yield {"part": "curve", **section_json(curve_section(measured)), **curve_words(measured)}
+        if "cloud" in request.parts:
+            yield {"part": "cloud", **section_json(cloud_section(measured))}
+        for name, section in (("paths", self.paths_section), ("bounds", self.bounds_section)):
             if name in request.parts:
-                measured = {pin: self.measurement(controls, check) for pin, controls in all_controls.items()}
-                yield {"part": name, **part(measured)}
-        for name, make in (("paths", self.paths_part), ("bounds", self.bounds_part)):
-            if name in request.parts:
-                yield {"part": name, **make(focus, check)}
+                measurement = self.measurement(focus, check)
+                try:
+                    shown = section(measurement, check)
+                except RankscopeError as error:
+                    shown = Section(name, page_sentence(error))
+                yield {"part": name, **section_json(shown)}
 
     def measurement(self, controls: Controls, check: Check) -> PageMeasurement:
         """One pass over the network under these controls."""
         net = self.networks.network(controls)  # also if the result is kept: a network in use is not dropped
         return self._once("measurement", controls, lambda: measure_page(net, controls, check))
 
-    def paths_part(self, controls: Controls, check: Check) -> dict[str, Any]:
+    def paths_section(self, measured: PageMeasurement, check: Check) -> Section:
         """The shares of paths, summed by length; or a sentence that says why there are none."""
-        measured = self.measurement(controls, check)
         arch, tokens = measured.net.arch, len(measured.words)
         layer_work = tokens * arch.width * (4 * arch.width + 2 * arch.mlp_width + 2 * tokens)
         if arch.layers**2 * layer_work > MOST_PATH_WORK:
             size = f"{arch.layers} layers of width {arch.width}"
-            return {"why": f"Summed over paths, {size} are too many to wait for here: rankscope paths does it."}
-        try:
-            by_length = self._once("paths", controls, lambda: decompose(measured.net, measured.X).by_length(), check)
-        except RankscopeError as error:
-            return {"why": page_sentence(error)}
-        views, chart = by_length.views(), lengths_chart(by_length.table)
-        numbers = {"share": [view.share_of_all for view in views], "paths": [str(view.paths) for view in views]}
-        return {
-            "share": page_figure(chart.alone(0)),
-            "residual": page_figure(chart.alone(1)),
-            "said": carried(views),
-            "numbers": plain(numbers),
-        }
+            why = f"Summed over paths, {size} are too many to wait for here: rankscope paths does it."
+            return Section("paths", why)
+        by_length: ByLength = self._once(
+            "paths", measured.controls, lambda: decompose(measured.net, measured.X).by_length(), check
+        )
+        (section,) = by_length.sections()
+        (plot,) = section.plots
+        views = [apart("share", plot.chart, 0), apart("residual", plot.chart, 1)]
+        plot, tables = replace(plot, views=views), by_length.overview().tables
+        return replace(section, sentence=carried(by_length.views()), plots=[plot], tables=tables)
 
-    def bounds_part(self, controls: Controls, check: Check) -> dict[str, Any]:
-        """Bounds next to the measurement, a line for each theorem; or a sentence why there are none."""
-        measured = self.measurement(controls, check)
-        norms = self.networks.norms(self.networks.network(controls))
-        try:
-            certificates = self._once("bounds", controls, lambda: certify(measured.net, measured.X, norms=norms), check)
-        except RankscopeError as error:
-            return {"why": page_sentence(error)}
-        views = sorted(certificates.views(), key=lambda view: ("says", "vacuous", "refused").index(view.state))
-        lines = [bound_line(view) for view in views]
-        return {"figures": bound_figures(certificates, views), "lines": lines, "said": bounds_sentence(views)}
+    def bounds_section(self, measured: PageMeasurement, check: Check) -> Section:
+        """Bounds next to the measurement, and a line for each theorem."""
+        norms = self.networks.norms(self.networks.network(measured.controls))
+        return bounds_section(
+            self._once("bounds", measured.controls, lambda: certify(measured.net, measured.X, norms=norms), check)
+        )
 
     def _once(self, kind: str, controls: Controls, compute: Callable[[], Result], check: Check | None = None) -> Result:
         """A kept result, or a new one; while it is computed, `check` is called at every torch operation."""
@@ -181,30 +179,31 @@ class Answers:
         return self._results[key]
 
 
-def curve_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
-    """The residual by layer of the page and its pins, logarithmic and linear, and what it says."""
-    profile = Profile.join([measurement.profile(name) for name, measurement in measured.items()])
-    curves = profile.views("relative_residual")
+def curve_section(measured: Mapping[str, PageMeasurement]) -> Section:
+    """The residual by layer of the page and its pins, logarithmic and linear."""
+    section = Profile.join([measurement.profile(name) for name, measurement in measured.items()]).sections()[0]
+    scales = dict(section.plots[0].views)
+    views = [(scale, replace(scales[scale], legend=len(measured) > 1)) for scale in ("log", "linear")]
+    (table,) = section.tables
+    headings, *rows = zip(table.headings, *table.rows, strict=True)  # a card is narrow: layers stand below each other
+    table = replace(
+        table, headings=["layer", *headings[1:]], rows=rows, marked={(k - 1, row + 1) for row, k in table.marked}
+    )
+    return replace(section, plots=[replace(section.plots[0], views=views)], tables=[table])
+
+
+def curve_words(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
+    """What the page says above its cards: what becomes of the tokens, now and of each pin, and what was measured."""
     now, arch = measured[NOW], measured[NOW].net.arch
-    log, linear = (replace(curves_chart(curves, log), legend=len(measured) > 1) for log in (True, False))
-    return {
-        "log": page_figure(log),
-        "linear": page_figure(linear),
-        "verdicts": {
-            curve.variant: ONE_TOKEN if len(measured[curve.variant].words) == 1 else sentence(curve) for curve in curves
-        },
-        "about": {
-            "tokens": len(now.words),
-            **sizes(arch),
-            "arithmetic": now.arithmetic,
-            "own": {"mlp": arch.mlp != "none", "norm": arch.norm != "none"},
-            "remedies": now.controls.remedies,
-        },
-        "numbers": {name: plain(measurement.curve()) for name, measurement in measured.items()},
+    verdicts = {
+        name: ONE_TOKEN if len(measurement.words) == 1 else sentence(measurement.profile(name).views()[0])
+        for name, measurement in measured.items()
     }
+    about = {"tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "remedies": now.controls.remedies}
+    return {"verdicts": verdicts, "about": about}
 
 
-def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
+def cloud_section(measured: Mapping[str, PageMeasurement]) -> Section:
     """The tokens of the page and its pins as points: those of the same input on the same two axes."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, measurement in measured.items():
@@ -216,35 +215,46 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         finite = [(name, shape._replace(R=shape.R.nan_to_num(0.0))) for name, shape in shapes]
         tables.append(cloud_rows(finite, 0, torch.arange(len(words)), words))
     rows = pl.concat(tables).sort(pl.col("variant").cast(pl.Enum([*measured])), maintain_order=True)
-    charts = [cloud_chart(rows, magnified=magnified) for magnified in (False, True)]
-    in_one_row = [replace(chart, columns=len(chart.panels), least=PANEL_WIDTH) for chart in charts]
-    plain_cloud, magnified_cloud = map(page_figure, in_one_row)
-    return {"plain": plain_cloud, "magnified": magnified_cloud, "words": measured[NOW].words}
+    views = [
+        (label, replace(chart, columns=len(chart.panels), least=PANEL_WIDTH)) for label, chart in cloud_views(rows)
+    ]
+    return Section("The tokens, layer by layer", plots=[Plot("cloud", views)])
 
 
-def bound_line(bound: BoundView) -> dict[str, Any]:
-    """For the page: what a theorem says of this network, or why it says nothing."""
-    theorem = THEOREMS.get(bound.theorem)
-    known = bound.log10_bound is not None and bound.log10_measured is not None
-    return {
-        **{name: getattr(bound, name) for name in ("theorem", "quantity", "state", "layer", "why")},
-        **{name: getattr(theorem, name, "") for name in ("source", "says")},
-        "side": bound.sign,
-        "bound": bound.bound if known else None,
-        "measured": bound.measured if known else None,
-    }
-
-
-def bound_figures(certificates: Certificates, bounds: list[BoundView]) -> dict[str, dict[str, Any]]:
-    """A figure for each quantity with a bound, the one with most bounds first.
+def bounds_section(certificates: Certificates) -> Section:
+    """What is proved: a picture for each quantity with a bound, the one with most bounds first, and every theorem.
 
     Bounds that say nothing are not drawn, unless there are no others.
     """
+    bounds = sorted(certificates.views(), key=lambda bound: ("says", "vacuous", "refused").index(bound.state))
     candidates = [bound for bound in bounds if bound.quantity != RANK and bound.theorem != EXACT]
     shown = [bound for bound in candidates if bound.state == "says"] or candidates
-    counts = Counter(bound.quantity for bound in shown)
     rows = certificates.table.filter(pl.col("theorem").is_in([bound.theorem for bound in shown]))
-    return {quantity: page_figure(bounds_chart(rows.filter(quantity=quantity))) for quantity, _ in counts.most_common()}
+    views: Views = []
+    for name, _ in Counter(bound.quantity for bound in shown).most_common():
+        (chart,) = Certificates(rows.filter(quantity=name), certificates.manifest).charts()
+        views.append(apart(QUANTITIES.get(name, name), chart, title=quantity(name).symbol))
+    (section,) = certificates.sections()
+    plots = [Plot("bounds", views)] if views else []
+    return replace(section, sentence=bounds_sentence(bounds), plots=plots, tables=[theorems_table(bounds)])
+
+
+def theorems_table(bounds: list[BoundView]) -> Table:
+    """A line for each theorem: what it says of this network, or why it says nothing."""
+    rows = []
+    for bound in bounds:
+        says = f"layer {bound.layer}: {bound.measured} {bound.sign} {bound.bound}"
+        vacuous, refused = "holds, but its bound is vacuous", bound.why or "does not apply"
+        rows.append([bound.theorem, {"says": says, "vacuous": vacuous, "refused": refused}[bound.state]])
+    marked = {(row, 1) for row, bound in enumerate(bounds) if bound.state != "says"}
+    return Table("", ["", ""], rows, marked, wordy=True)
+
+
+def apart(label: str, chart: Chart, panel: int = 0, title: str = "") -> tuple[str, Chart]:
+    """A panel as a view of its own, with this label; `title` stands along an axis that has none."""
+    alone = chart.alone(panel)
+    (shown,) = alone.panels
+    return label, replace(alone, panels=[replace(shown, y=replace(shown.y, title=shown.y.title or title))])
 
 
 def page_sentence(error: RankscopeError) -> str:

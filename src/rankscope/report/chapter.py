@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from rankscope.extras import counted, listed
 from rankscope.figures import page_figure, script_json
@@ -173,13 +174,26 @@ def _when(created: str) -> str:
 
 
 def figure_json(views: Views) -> str:
-    """The views of one figure as JSON for the page: what its CSV holds is the same in all, and kept once."""
+    """The views of one figure as JSON for the page."""
+    return script_json(_page_views(views))
+
+
+def section_json(section: Section) -> dict[str, Any]:
+    """A section as a page is sent it: its words, the views of each of its pictures, and its tables."""
+    plots = [{"key": plot.key, "views": _page_views(plot.views)} for plot in section.plots]
+    tables = [{"title": table.title, "headings": [*table.headings], "rows": [*map(list, table.rows)],
+               "marked": sorted(table.marked), "note": table.note} for table in section.tables]  # fmt: skip
+    words = {"heading": section.heading, "sentence": section.sentence, "notes": section.notes}
+    return {**words, "plots": plots, "tables": tables}
+
+
+def _page_views(views: Views) -> list[dict[str, Any]]:
+    """The views of one figure by label: what its CSV holds is the same in all, and kept once."""
     figures = [page_figure(chart) for _, chart in views]
     for figure in figures[1:]:
         if figure["table"] == figures[0]["table"]:
             del figure["table"]
-    parts = zip(views, figures, strict=True)
-    return script_json([{"label": label, "figure": figure} for (label, _), figure in parts])
+    return [{"label": label, "figure": figure} for (label, _), figure in zip(views, figures, strict=True)]
 
 
 def _manifest_text(manifest: Manifest) -> str:

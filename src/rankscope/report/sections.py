@@ -11,7 +11,7 @@ from rankscope.metrics import is_share, symbol_of
 from rankscope.paths import heads_section, lengths_section
 from rankscope.profiles import VARIANTS, Bounds, cloud_chart, spectrum_chart
 from rankscope.report.reported_run import CHAPTERS, Chapter, ReportedRun
-from rankscope.results import KINDS, Plot, Section, sentence
+from rankscope.results import KINDS, Plot, Section, Views, sentence
 from rankscope.theory import bounds_section, proved_shares
 
 
@@ -66,9 +66,14 @@ def _cloud(run: ReportedRun, table: pl.DataFrame) -> Section:
     part = ""
     if len(shown):
         part = sentence("cloud", "plane", least=_percent(shown.min()), most=_percent(shown.max()))
-    views = [("as it is", cloud_chart(table)), ("magnified", cloud_chart(table, magnified=True))]
     caption = f"{sentence('cloud', 'caption')}{part}{_few(run, table)}{_apart(run)}"
-    return Section("The tokens, layer by layer", _which(run, 1), [Plot("cloud", views, caption)], key="cloud")
+    plot = Plot("cloud", cloud_views(table), caption)
+    return Section("The tokens, layer by layer", _which(run, 1), [plot], key="cloud")
+
+
+def cloud_views(table: pl.DataFrame) -> Views:
+    """A cloud of tokens at its own size and, so that its shape is seen, at the same size in every layer."""
+    return [("as it is", cloud_chart(table)), ("magnified", cloud_chart(table, magnified=True))]
 
 
 def _apart(run: ReportedRun) -> str:

@@ -147,19 +147,16 @@ function listen() {
   for (const input of document.getElementsByName("focus")) {
     input.addEventListener("change", () => { state.focus = input.value; changed(); });
   }
-  for (const name of ["axis", "cloud", "paths"]) {
-    for (const input of document.getElementsByName(name)) input.addEventListener("change", draw);
-  }
   $("copy").addEventListener("click", async () => {
-    try { await navigator.clipboard.writeText(location.href); said($("copied"), "copied"); }
-    catch { said($("copied"), "the address bar has it"); }
+    try { await navigator.clipboard.writeText(location.href); flash($("copied"), "copied"); }
+    catch { flash($("copied"), "the address bar has it"); }
   });
   addEventListener("hashchange", () => { latest.own = null; state = fromFragment(location.hash, usual); show(); request(); });
   let settle = 0;
   addEventListener("resize", () => { clearTimeout(settle); settle = setTimeout(draw, 150); });
 }
 
-function said(element, text) {
+function flash(element, text) {
   element.textContent = text;
   setTimeout(() => { if (element.textContent === text) element.textContent = ""; }, 2500);
 }
@@ -241,8 +238,6 @@ function nothing(number) {
 
 // Drawing
 
-const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
-
 // One screen: what the window leaves for the two rows of charts.
 function room() {
   if (matchMedia("(max-width: 56rem)").matches) return { upper: 290, lower: 260 };
@@ -267,24 +262,45 @@ function draw() {
   for (const part of PARTS) if (latest[part]) drawPart(part);
 }
 
+// A part of the answer is a section: a sentence, one picture with a choice of its views, and a table, which is the last choice.
+const wanted = {}; // part -> the label that was chosen last
 function drawPart(name) {
-  const part = latest[name];
+  const { sentence, plots: [plot], tables: [table], verdicts } = latest[name];
   const { upper, lower } = room();
-  if (name === "curve") {
-    rankscope.draw($("curve"), sized(part[chosen("axis")], upper));
-    verdicts(part);
-  } else if (name === "cloud") {
-    const before = slider();
-    const last = !before || before.value === before.max;
-    rankscope.draw($("cloud"), sized(part[chosen("cloud")], upper - 52));
-    if (last) toLast();
-  } else if (name === "paths") {
-    $("paths-said").textContent = part.why || part.said;
-    $("paths").parentElement.hidden = Boolean(part.why);
-    if (!part.why) rankscope.draw($("paths"), sized(part[chosen("paths")], lower));
-  } else {
-    drawBounds(part, lower);
+  const height = { curve: upper, cloud: upper - 52 }[name] || lower;
+  const views = plot ? plot.views : [];
+  const labels = [...views.map((view) => view.label), ...(views.length && table ? ["table"] : [])];
+  const shown = labels.includes(wanted[name]) ? wanted[name] : labels[0];
+  choices(name, labels, shown);
+  if (verdicts) said(latest[name]);
+  if ($(name + "-said")) $(name + "-said").textContent = sentence;
+  const view = views.find((each) => each.label === shown);
+  $(name).parentElement.hidden = !view;
+  if (view) {
+    const atEnd = name !== "cloud" || !slider() || slider().value === slider().max;
+    rankscope.draw($(name), sized({ table: views[0].figure.table, ...view.figure }, height));
+    if (name === "cloud" && atEnd) toLast();
   }
+  if (!$(name + "-table")) return;
+  $(name + "-table").hidden = shown !== "table";
+  $(name + "-table").style.maxHeight = `${height}px`;
+  if (shown === "table") $(name + "-table").replaceChildren(tabular(table));
+}
+
+function choices(name, labels, shown) {
+  const place = $(name + "-choice");
+  if (place.dataset.labels !== labels.join(";")) {
+    place.dataset.labels = labels.join(";");
+    place.replaceChildren(...(labels.length > 1 ? labels : []).map((words) => {
+      const label = document.createElement("label");
+      const input = document.createElement("input");
+      Object.assign(input, { type: "radio", name, value: words });
+      input.addEventListener("change", () => { wanted[name] = words; drawPart(name); });
+      label.append(input, words);
+      return label;
+    }));
+  }
+  for (const input of place.querySelectorAll("input")) input.checked = input.value === shown;
 }
 
 const slider = () => document.querySelector("#cloud-card .rs-player input");
@@ -297,34 +313,7 @@ function toLast() {
   input.dispatchEvent(new Event("input"));
 }
 
-const QUANTITIES = { residual: "‖res‖", mu: "µ", diameter: "distance", list: "list" };
-let quantity = null;
-
-function drawBounds(part, height) {
-  $("bounds-said").textContent = part.why || part.said;
-  const there = part.why ? [] : [...Object.keys(part.figures), "list"];
-  const shown = there.includes(quantity) ? quantity : there[0];
-  $("bounds-choice").replaceChildren(...Object.keys(QUANTITIES).filter((name) => there.includes(name)).map((name) => {
-    const label = document.createElement("label");
-    const input = document.createElement("input");
-    Object.assign(input, { type: "radio", name: "bounds", value: name, checked: name === shown });
-    input.addEventListener("change", () => {
-      quantity = name;
-      drawPart("bounds");
-      document.querySelector(`input[name="bounds"][value="${name}"]`).focus();
-    });
-    label.append(input, QUANTITIES[name]);
-    return label;
-  }));
-  const figure = (part.figures || {})[shown];
-  $("bounds").parentElement.hidden = !figure;
-  $("bounds-list").hidden = shown !== "list";
-  $("bounds-list").style.maxHeight = `${height}px`;
-  if (figure) rankscope.draw($("bounds"), sized({ ...figure, layout: { ...figure.layout, annotations: [] } }, height));
-  if (shown === "list") theorems(part.lines);
-}
-
-function verdicts(part) {
+function said(part) {
   const { about } = part;
   $("verdict").textContent = part.verdicts.now;
   $("pins").replaceChildren(...Object.keys(part.verdicts).filter((name) => name !== "now").map((name) => {
@@ -344,25 +333,34 @@ function verdicts(part) {
 
 const several = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
-function theorems(lines) {
+// A table of a section; the name of a theorem opens what it says.
+function tabular({ headings, rows, marked, note }) {
   const table = document.createElement("table");
-  for (const line of lines) {
-    const row = table.insertRow();
-    row.className = line.state;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = line.theorem;
-    button.addEventListener("click", () => open({
-      title: line.theorem, text: [line.says], source: line.source,
-      theorem: line.bound ? `Here, at layer ${line.layer}: measured ${line.measured} ${line.side} ${line.bound}` : "",
-    }));
-    row.insertCell().append(button);
-    const words = line.state === "says"
-      ? `layer ${line.layer}: ${line.measured} ${line.side} ${line.bound}`
-      : line.state === "vacuous" ? "holds, but its bound is vacuous" : line.why || "does not apply";
-    row.insertCell().textContent = words;
+  table.className = headings.some(Boolean) ? "" : "wordy";
+  if (headings.some(Boolean)) {
+    const head = table.createTHead().insertRow();
+    for (const heading of headings) head.append(Object.assign(document.createElement("th"), { scope: "col", textContent: heading }));
   }
-  $("bounds-list").replaceChildren(table);
+  const body = table.createTBody();
+  rows.forEach((cells, number) => {
+    const row = body.insertRow();
+    cells.forEach((text, column) => {
+      const cell = row.insertCell();
+      if (marked.some(([of, at]) => of === number && at === column)) cell.className = "marked";
+      const theorem = column === 0 && networks.theorems.find((each) => each.name === text);
+      cell.append(theorem ? opener(theorem, cells[1]) : text);
+    });
+  });
+  if (note) Object.assign(table.createCaption(), { textContent: note, className: "note" });
+  return table;
+}
+
+function opener({ name, says, source }, here) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = name;
+  button.addEventListener("click", () => open({ title: name, text: [says], source, theorem: `Here: ${here}` }));
+  return button;
 }
 
 // Theory

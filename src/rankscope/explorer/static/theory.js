@@ -120,7 +120,7 @@ export const THEORY = {
     title: "Bounds",
     text: [
       "What is proved of this network on this text, next to what is measured, in the quantity that each theorem is about. Every hypothesis is checked: a theorem whose hypotheses fail gives no number and says which one failed. One that holds but says nothing new (an upper bound as large as the tokens, a lower bound of zero) is called vacuous and drawn hollow.",
-      "The list has every theorem, and the reason where one does not apply.",
+      "The table has every theorem, and the reason where one does not apply.",
     ],
     source: "docs/theory.md, with every derivation",
   },
