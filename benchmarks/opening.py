@@ -36,7 +36,7 @@ def rows(small: bool = False) -> list[Row]:
 
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
-        run = "measure bert-tiny --tokens 8 --metrics relative_residual" if small else "demo"
+        run = "measure bert-tiny --max-length 8 --metrics relative_residual" if small else "demo"
         command = [sys.executable, "-m", "rankscope", *run.split(), "-q", "-o", str(folder)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report, plain = folder / "report.html", folder / "plain.html"

@@ -27,7 +27,7 @@ def peak():
 atexit.register(peak)  # a command leaves with its exit code: nothing comes after it
 main()
 """
-COMMAND = "measure bert-tiny --variants san,transformer --split line --tokens 16 --batch 32 -q"
+COMMAND = "measure bert-tiny --variants san,transformer --split line --max-length 16 --batch-size 32 -q"
 
 
 def rows(small: bool = False) -> list[Row]:

@@ -58,7 +58,7 @@ COMMANDS = {
     "explore": ["explore"],
     "demo": ["demo"],
     "folder": ["measure", "bert-tiny", "-o", "run"],
-    "terminal": ["measure", "bert-tiny", "--tokens", "8"],
+    "terminal": ["measure", "bert-tiny", "--max-length", "8"],
     "plugins": ["plugins"],
 }
 WITHOUT_EXTRAS = f"""

@@ -116,7 +116,7 @@ def test_without_their_package_there_is_the_trained_model_alone(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_its_training_is_measured_by_name(tmp_path: Path, net: Transformer) -> None:
-    line = ["checkpoints", "moby-gpt", "--metrics", "relative_mu", "--samples", "1", "--tokens", "32"]
+    line = ["checkpoints", "moby-gpt", "--metrics", "relative_mu", "--samples", "1", "--max-length", "32"]
     assert f"{len(STEPS)} checkpoints in moby-gpt." in printed(*line, cwd=tmp_path)
     found = read_training(tmp_path / "runs" / "moby-gpt")
     assert found.steps == STEPS

@@ -1,7 +1,7 @@
 """The errors of rankscope: a class for each kind of mistake, all of them `RankscopeError`.
 
-The command line prints an error as one sentence and exits with 2. Each message says what was expected, what came,
-and what to do about it; `subject` names the argument, field or file. Two are warnings: with `TrainingWarning` a
+The command line prints an error as one sentence and exits with 2. Each message says what was expected, what was
+given, and what to do about it; `subject` names the argument, field or file. Two are warnings: with `TrainingWarning` a
 monitor says what goes wrong in a training run, and `PluginWarning` names a plugin that is left out.
 """
 
@@ -13,7 +13,7 @@ class RankscopeError(Exception):
     """Base of every error that rankscope raises on purpose.
 
     Args:
-        message: One sentence for people: what was expected, what came, what to do.
+        message: One sentence for people: what was expected, what was given, what to do.
         subject: What the error is about, for programs: the name of the argument, field, file or part that was
             wrong (`"heads"`, `"attention_mask"`). Empty where the class alone says it.
 
@@ -157,7 +157,7 @@ def require(condition: object, sentence: str, error: type[RankscopeError], subje
 
     Args:
         condition: What must be true.
-        sentence: What was expected, what came, what to do.
+        sentence: What was expected, what was given, what to do.
         error: The class of the error.
         subject: The name of the argument, field, file or part that is wrong.
 

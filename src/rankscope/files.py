@@ -86,11 +86,11 @@ def undisturbed() -> Iterator[None]:
     if not main or signal.getsignal(signal.SIGINT) is None:  # no Python handler to put back
         yield
         return
-    came: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *what: came.append(what))
+    pressed: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *what: pressed.append(what))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
+    if pressed and callable(before):
+        before(*pressed[0])

@@ -131,7 +131,7 @@ def refresh() -> None:
 
 @dataclass(frozen=True)
 class PluginState:
-    """What came of an entry point."""
+    """What an entry point adds, and what of it is left out."""
 
     entry: EntryPoint
     objects: tuple[str, ...]  # The names of what it adds
@@ -171,8 +171,8 @@ class Group(Mapping[str, T], Generic[T]):
         objects = given if isinstance(given, list | tuple) else [given]
         for part in objects:
             if not self._fits(part):
-                came = part.__name__ if isinstance(part, type) else f"a {type(part).__name__}"
-                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {came}")
+                kind = part.__name__ if isinstance(part, type) else f"a {type(part).__name__}"
+                raise PluginError(f"it must name {self.kind}, or a list or table of them; got {kind}")
         return {self._named(part): part for part in objects}
 
     @cached_property
@@ -185,7 +185,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @cached_property
     def states(self) -> list[PluginState]:
-        """What came of each entry point of the group, with a warning for each that cannot be used."""
+        """What each entry point of the group adds, with a warning for each that cannot be used."""
         shipped, *added = self._entries()
         states = [PluginState(shipped, tuple(self.shipped))]
         self._added: dict[str, T] = {}

@@ -16,7 +16,7 @@ from rankscope.cli import app
 from tests.cli.documented import must_be_documented
 
 COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()"]
-SMALL = ["bert-tiny", "--tokens", "8", "--samples", "2"]
+SMALL = ["bert-tiny", "--max-length", "8", "--samples", "2"]
 
 
 class Answer(NamedTuple):

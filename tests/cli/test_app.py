@@ -42,7 +42,7 @@ from tests.cli.running import COMMAND, SMALL, inside, printed, process, rankscop
         ("measure bert-tiny --arithmetic float8", "arithmetic must be one of"),
         ("measure bert-tiny --mask windw:1", "did you mean 'window'?"),
         ("measure bert-tiny --init zero", "init must be one of"),
-        ("measure bert-tiny --tokens 100000", "ask for fewer samples or tokens"),
+        ("measure bert-tiny --max-length 100000", "ask for fewer samples or tokens"),
         ("measure bert-tiny -o afile", "afile must be a place that can be written"),
         ("measure bert-bse", "did you mean bert-base? rankscope models lists the names"),
         ("compare bert-tiny bert-bse:san", "did you mean bert-base? rankscope models lists the names"),
@@ -94,7 +94,7 @@ def test_an_option_means_the_same_everywhere() -> None:
             if parameter.param_type_name == "option" and not parameter.hidden:
                 key = (parameter.help, str(parameter.rich_help_panel), parameter.is_flag)
                 said.setdefault(parameter.opts[-1], set()).add(key)
-    own = {"--tokens", "--output"}  # of masks: tokens that they join; of report: one page
+    own = {"--tokens", "--output"}  # of masks: tokens that they join, not of a task's sample; of report: one page
     own |= {"--remedy", "--train"}  # of remedies: each alone, not all on one network; of demo: its own GPT
     own |= {"--seed"}  # of cut: of random choices, not of weights
     own |= {"--steps"}  # of forecast: of a training that is not made
@@ -110,8 +110,8 @@ def test_every_command_has_the_options_that_make_sense_for_it() -> None:
         assert {"--json", "--quiet", "-q"} <= has[name], name
     for name in ("measure", "compare", "paths", "bounds"):
         assert {"--mask", "--layers", "--init", "--seed", "--text", "--split", "--field",
-                "--samples", "--tokens", "-o", "--output"} <= has[name], name  # fmt: skip
-    for name in ("measure", "compare", "paths", "reproduce"):  # theory is computed on the CPU
+                "--samples", "--max-length", "-o", "--output"} <= has[name], name  # fmt: skip
+    for name in ("measure", "compare", "paths", "bounds", "reproduce"):
         assert "--device" in has[name]
 
 
@@ -127,8 +127,8 @@ def test_every_option_stands_under_one_heading_that_fits() -> None:
     headings = set().union(*panels.values())
     under = {heading: {name for name, found in panels.items() if heading in found} for heading in headings}
     assert {"--steps", "--lr", "--task", "--train", "--depths"} <= under["Training"]
-    assert {"--device", "--stream", "--on", "--workers", "--threads", "--batch"} <= under["Where it runs"]
-    assert under["Text"] == {"--text", "--split", "--field", "--samples", "--tokens", "--scale"}
+    assert {"--device", "--stream", "--on", "--workers", "--threads", "--batch-size"} <= under["Where it runs"]
+    assert under["Text"] == {"--text", "--split", "--field", "--samples", "--max-length", "--tokens", "--scale"}
 
 
 def test_help_says_what_san_is_and_describes_a_model_once() -> None:
@@ -152,7 +152,7 @@ def test_every_help_is_one_line_and_fits() -> None:
     "line",
     [
         ["measure", *SMALL, "--arithmetic", "float32", "--metrics", "relative_mu,sigma_min"],
-        ["compare", "bert-tiny", "bert-tiny:san", "--tokens", "8", "--samples", "1"],
+        ["compare", "bert-tiny", "bert-tiny:san", "--max-length", "8", "--samples", "1"],
         ["paths", *SMALL, "--variant", "san", "--top", "2"],
         ["bounds", *SMALL, "--variant", "san"],
         ["masks", "unidirectional", "edges:0>1"],
@@ -173,7 +173,7 @@ def test_json_is_all_there_is_on_stdout(line: list[str]) -> None:
     "line",
     [
         ["measure", *SMALL],
-        ["compare", "bert-tiny", "bert-tiny:san+norm+mlp+mlp_skip", "--tokens", "8", "--samples", "1"],
+        ["compare", "bert-tiny", "bert-tiny:san+norm+mlp+mlp_skip", "--max-length", "8", "--samples", "1"],
         ["paths", *SMALL],
         ["bounds", *SMALL, "--variant", "san"],
         ["masks"],

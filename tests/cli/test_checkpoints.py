@@ -15,7 +15,7 @@ from rankscope.trainings import read_training
 from tests.cli.running import answered, printed, rankscope
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-GIVEN = ("--tokens", "8", "--samples", "2", "--metrics", "relative_mu,entropy")
+GIVEN = ("--max-length", "8", "--samples", "2", "--metrics", "relative_mu,entropy")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(tra
 def test_a_folder_of_other_work_is_refused(trained: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     assert rankscope("checkpoints", str(trained), *GIVEN, "-o", run).code == 0
-    code, _, err = rankscope("checkpoints", str(trained), *GIVEN, "--tokens", "9", "-o", run)
+    code, _, err = rankscope("checkpoints", str(trained), *GIVEN, "--max-length", "9", "-o", run)
     assert code == 2 and "measured otherwise, in tokens (8, now 9)" in err
     code, _, err = rankscope("checkpoints", str(tmp_path), "-o", run)
     assert code == 2 and "must hold folders named checkpoint-N" in err

@@ -16,7 +16,7 @@ from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import answered, inside, printed, rankscope
 from tests.made_trainings import falling, written
 
-SHORT = ["--tokens", "8", "--samples", "2"]
+SHORT = ["--max-length", "8", "--samples", "2"]
 TWO = ["--metrics", "relative_residual,mu", *SHORT]
 
 
@@ -104,7 +104,7 @@ def test_a_variant_that_is_named_like_markup_is_shown_as_it_is(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_random_weights_are_said_wherever_a_network_is_named() -> None:
-    small = ["bert-tiny", "--tokens", "8", "--samples", "1", "--seed", "3"]
+    small = ["bert-tiny", "--max-length", "8", "--samples", "1", "--seed", "3"]
     one = ["--variants", "transformer", "--metrics", "mu", "--no-check"]
     for command in (["measure", *one], ["bounds", "--theorems", "dobrushin"], ["paths"]):
         printed = rankscope(command[0], *small, *command[1:]).out
@@ -116,7 +116,7 @@ def test_random_weights_are_said_wherever_a_network_is_named() -> None:
     assert {each["name"]: each["drawn"] for each in networks.described()} == {
         "minilm": False, "gpt2": True, "random": False
     }  # fmt: skip
-    assert "random weights" not in rankscope("measure", "minilm", "--tokens", "8", "--samples", "1", *one).out
+    assert "random weights" not in rankscope("measure", "minilm", "--max-length", "8", "--samples", "1", *one).out
 
 
 def test_hidden_states_of_checkpoints_of_one_shape_are_compared(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_hidden_states_of_checkpoints_of_one_shape_are_compared(tmp_path: Path) 
 def test_an_order_that_the_texts_do_not_decide_is_said(tmp_path: Path) -> None:
     for seed in (0, 1):
         fresh("bert-tiny", seed=seed).save(tmp_path / str(seed))
-    asked = ["compare", str(tmp_path / "0"), str(tmp_path / "1"), "bert-tiny:san", "--tokens", "8", "--json"]
+    asked = ["compare", str(tmp_path / "0"), str(tmp_path / "1"), "bert-tiny:san", "--max-length", "8", "--json"]
     told = json.loads(rankscope(*asked, "--samples", "4").out)
     ends = {name: np.log10([row["value"] for row in told["table"] if row["metric"] == "relative_residual"
                             and row["variant"] == name and row["layer"] == 2]) for name in ("0", "1")}  # fmt: skip

@@ -52,7 +52,7 @@ def test_a_network_that_paths_do_not_cover_says_so(tmp_path: Path) -> None:
     arch = Architecture(layers=2, width=8, heads=2, norm="rms", key_latent=4, biases=False, positions="rotary")
     path = tmp_path / "latent.json"
     path.write_text(json.dumps(arch.to_dict()))
-    said = printed("depth", str(path), "--tokens", "8", "--samples", "1")
+    said = printed("depth", str(path), "--max-length", "8", "--samples", "1")
     assert "There are no shares of paths" in " ".join(said.split())
 
 
@@ -69,14 +69,14 @@ def test_of_a_longer_text_it_is_said_how_many_excerpts_were_read(command: tuple[
     things = ["bert-tiny", "bert-tiny:san"] if name == "compare" else ["bert-tiny"]
     notes = tmp_path / "notes.txt"
     notes.write_text("\n\n".join(f"the whale was in the sea for day {day}" for day in range(6)))
-    asked = (name, *things, *options, "--tokens", "8", "--text", str(notes))
+    asked = (name, *things, *options, "--max-length", "8", "--text", str(notes))
     done = rankscope(*asked, "--samples", "3")
     assert done.code == 0 and f"read the first 3 of 6 excerpts of {notes}" in done.err
     assert "excerpts of" not in rankscope(*asked, "--samples", "6").err
     assert "excerpts of" not in rankscope(*asked, "--samples", "3", "--quiet").err
 
 
-FEW = ("--samples", "2", "--tokens", "12")
+FEW = ("--samples", "2", "--max-length", "12")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ def test_it_says_what_to_expect(design: str) -> None:
 
 @pytest.mark.slow  # two dozen forecasts
 def test_changes_follow(design: str) -> None:
-    said = printed("forecast", design, "--tokens", "12", "--steps", "60", "--depth", "4")
+    said = printed("forecast", design, "--tokens", "12", "--steps", "60", "--layers", "4")
     assert "4 layers, 60 steps" in said and "what would mend it" in said
 
 
@@ -61,7 +61,7 @@ def test_tasks_are_those_of_the_lab() -> None:
     assert set(MAPS) == set(AXES)
 
 
-@pytest.mark.parametrize("wrong", [("--lr", "0"), ("--task", "nothing"), ("--depth", "0"), ("--map", "skip")])
+@pytest.mark.parametrize("wrong", [("--lr", "0"), ("--task", "nothing"), ("--layers", "0"), ("--map", "skip")])
 def test_a_mistake_is_one_sentence(design: str, wrong: tuple[str, str]) -> None:
     done = rankscope("forecast", design, *wrong)
     assert done.code == 2 and done.err.count("\n") == 1

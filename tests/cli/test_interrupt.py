@@ -82,7 +82,7 @@ def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
 def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "heaviest single paths", "paths", "bert-mini", "--layers", "8", "--top", "99", "--samples", "1",
-        "--tokens", "32", "-o", "out", cwd=tmp_path,
+        "--max-length", "32", "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and "Paths by length" in out and "Heads, mean over samples" in out
     assert said == "stopped after lengths and heads; these are written to out"
@@ -92,7 +92,7 @@ def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
-        "sample 2 of 3", "bounds", "bert-mini", "--layers", "12", "--samples", "3", "--tokens", "32",
+        "sample 2 of 3", "bounds", "bert-mini", "--layers", "12", "--samples", "3", "--max-length", "32",
         "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and "Bounds whose hypotheses are met" in out

@@ -57,7 +57,7 @@ def test_a_family_that_fails_is_listed_with_why_and_the_others_go_on(monkeypatch
     for name, family in {"llama": Confused(), "bloom": Renamed()}.items():
         monkeypatch.setitem(FAMILIES.shipped, name, family)
     some = {name: FAMILIES[name] for name in ("llama", "bloom", "smollm3")}
-    monkeypatch.setattr(import_module("rankscope.sources.load"), "FAMILIES", some)
+    monkeypatch.setattr(import_module("rankscope.sources.loading"), "FAMILIES", some)
     done = rankscope("models", "--json")
     rows = {row["family"]: row for row in json.loads(done.out)["families"]}
     assert done.code == 2 and "2 of 3" in done.err and "llama, bloom" in done.err and "smollm3" not in done.err

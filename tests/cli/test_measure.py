@@ -22,7 +22,7 @@ from rankscope.sources import bundled_excerpts
 from tests.cli.conftest import WrittenRuns
 from tests.cli.running import COMMAND, answered, printed, rankscope
 
-SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
+SMALL = ["bert-tiny", "--max-length", "16", "--samples", "2"]
 
 
 def test_measure_prints_a_table_that_fits_and_writes_a_run(runs: WrittenRuns) -> None:
@@ -49,7 +49,7 @@ def test_the_same_command_gives_the_same_numbers() -> None:
 
 def test_measure_takes_an_architecture_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text('{"layers": 2, "width": 8, "heads": 2, "norm": "rms"}')
-    line = ["measure", "mine.json", "--variants", "transformer", "--samples", "1", "--tokens", "8"]
+    line = ["measure", "mine.json", "--variants", "transformer", "--samples", "1", "--max-length", "8"]
     answer = answered(*line, cwd=tmp_path)
     assert answer["manifest"]["networks"][0]["architecture"]["norm"] == "rms"
 
@@ -87,7 +87,7 @@ def test_the_first_metric_asked_for_is_the_one_printed() -> None:
 @pytest.mark.slow
 def test_a_kernel_without_a_rule_falls_back_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"layers": 2, "width": 8, "heads": 2, "kernel": "sigmoid"}')
-    here = ["measure", "s.json", "--samples", "1", "--tokens", "8", "--variants", "san"]
+    here = ["measure", "s.json", "--samples", "1", "--max-length", "8", "--variants", "san"]
     out = printed(*here, cwd=tmp_path)
     assert "san ran in float64: deviation arithmetic has no rule for kernel sigmoid." in out
     assert "bfloat16" in printed(*here, "--arithmetic", "all", cwd=tmp_path)
@@ -130,7 +130,7 @@ def test_what_takes_long_is_announced_before_it_starts(
 def test_few_excerpts_of_a_text_can_be_confirmed(tmp_path: Path) -> None:
     lines = tmp_path / "notes.txt"
     lines.write_text("\n\n".join(f"the whale was in the sea for day {day}" for day in range(8)))
-    asked = ("measure", "bert-tiny", "--variants", "san", "--tokens", "8", "--text", str(lines), "--confirm")
+    asked = ("measure", "bert-tiny", "--variants", "san", "--max-length", "8", "--text", str(lines), "--confirm")
     done = rankscope(*asked)
     assert done.code == 0, done.err
     assert "read the first 4 of 8 excerpts" in done.err
@@ -144,11 +144,11 @@ def test_a_text_longer_than_the_model_takes_says_the_option(tmp_path: Path) -> N
     arch = Architecture(layers=1, width=8, heads=2, length=6, positions="absolute")
     (tmp_path / "short.json").write_text(json.dumps(arch.to_dict()))
     refused = rankscope("measure", str(tmp_path / "short.json"), "--samples", "1", "--variants", "san")
-    assert refused.code == 2 and "--tokens 6" in refused.err
-    assert rankscope("measure", str(tmp_path / "short.json"), "--tokens", "6", "--variants", "san").code == 0
+    assert refused.code == 2 and "--max-length 6" in refused.err
+    assert rankscope("measure", str(tmp_path / "short.json"), "--max-length", "6", "--variants", "san").code == 0
 
 
-SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8",
+SHORT = ["measure", "bert-tiny", "--max-length", "8", "--variants", "san,transformer", "--batch-size", "8",
          "--metrics", "relative_residual,mu"]  # fmt: skip
 HERE = ["--text", "corpus.txt", "--split", "line"]
 LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:30]]

@@ -9,7 +9,7 @@ from rankscope.runs import read
 from tests.cli.conftest import WrittenRuns
 from tests.cli.running import printed, rankscope
 
-SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
+SMALL = ["bert-tiny", "--max-length", "16", "--samples", "2"]
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_commands_into_one_folder_keep_their_manifests(runs: WrittenRuns, tmp_pa
 def test_a_folder_holds_one_network(runs: WrittenRuns, tmp_path: Path, line: str) -> None:
     shutil.copytree(runs.folder / "bounds", tmp_path / "out")
     before = read(tmp_path / "out").manifests
-    code, out, err = rankscope(*line.split(), "--tokens", "8", "--samples", "1", "-o", "out", cwd=tmp_path)
+    code, out, err = rankscope(*line.split(), "--max-length", "8", "--samples", "1", "-o", "out", cwd=tmp_path)
     assert code == 2 and out == "" and err.count("\n") == 1
     assert "bert-tiny" in err and line.split()[1] in err, "both are named"
     assert read(tmp_path / "out").manifests == before
@@ -42,7 +42,9 @@ def test_a_folder_holds_one_network(runs: WrittenRuns, tmp_path: Path, line: str
 @pytest.mark.slow
 def test_a_run_may_be_replaced_by_one_of_another_network(runs: WrittenRuns, tmp_path: Path) -> None:
     shutil.copytree(runs.folder / "measure", tmp_path / "out")
-    printed("measure", "bert-mini", "--variants", "san", "--tokens", "8", "--samples", "1", "-o", "out", cwd=tmp_path)
+    printed(
+        "measure", "bert-mini", "--variants", "san", "--max-length", "8", "--samples", "1", "-o", "out", cwd=tmp_path
+    )
     assert read(tmp_path / "out").manifests["measure"].model == "bert-mini"
 
 

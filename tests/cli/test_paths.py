@@ -9,7 +9,7 @@ from rankscope.cli.inputs import bundled_text
 from tests.cli.conftest import WrittenRuns
 from tests.cli.running import answered
 
-SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
+SMALL = ["bert-tiny", "--max-length", "16", "--samples", "2"]
 
 
 def test_paths_prints_tables_and_writes_a_folder(runs: WrittenRuns) -> None:
@@ -28,7 +28,7 @@ def test_paths_as_json_add_up() -> None:
     assert answer["manifest"]["closure"] < 1e-12 and len(answer["heads"]) == 2 * 2 * 2
 
 
-SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
+SMALL = ["bert-tiny", "--max-length", "16", "--samples", "2"]
 
 
 def test_bounds_prints_tables_that_fit_and_writes_a_folder(runs: WrittenRuns) -> None:
@@ -53,7 +53,7 @@ def test_bounds_as_json_never_shows_a_bound_without_its_hypotheses() -> None:
 def test_scaled_tokens_are_certified_sample_by_sample() -> None:
     """What is said of all samples at once, scaled here."""
     asked = ["--layers", "1", "--scale", "0.5", "--theorems", "dobrushin,norm-rank"]
-    answer = answered("bounds", "bert-tiny", "--tokens", "6", "--samples", "2", *asked)
+    answer = answered("bounds", "bert-tiny", "--max-length", "6", "--samples", "2", *asked)
     net = fresh("bert-tiny").variant(layers=1)
     X, padding = net.encode(bundled_text(2, 6), 6)
     expected = certify(net, 0.5 * X, padding, ["dobrushin", "norm-rank"]).table

@@ -38,5 +38,16 @@ def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, t
 def test_measure_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(bundled_excerpts(12)[:6]))
-    arguments = ["measure", "minilm", "--text", str(text), "--tokens", "8", "--variants", "san", "--batch", "2"]
+    arguments = [
+        "measure",
+        "minilm",
+        "--text",
+        str(text),
+        "--max-length",
+        "8",
+        "--variants",
+        "san",
+        "--batch-size",
+        "2",
+    ]
     assert answered(*arguments, "--on", "ray")["table"] == answered(*arguments)["table"]

@@ -13,12 +13,12 @@ from urllib.request import Request, urlopen
 TEXTS = ["Call me Ishmael. Some years ago, never mind how long precisely", "It was the best of times"]
 SPEC = '[all]\nmodel = "bert-tiny"\nsamples = 1\ntokens = 8\n[grid]\nskip = [0.0, 1.0]\n'
 PRINTED = (
-    "measure bert-tiny --tokens 8",
-    "compare bert-tiny bert-mini --tokens 8",
-    "paths bert-tiny --tokens 8",
-    "bounds bert-tiny --tokens 8",
+    "measure bert-tiny --max-length 8",
+    "compare bert-tiny bert-mini --max-length 8",
+    "paths bert-tiny --max-length 8",
+    "bounds bert-tiny --max-length 8",
     "forecast design.json --tokens 8 --no-mends",
-    "depth bert-tiny --tokens 8 --samples 1 --no-heads",
+    "depth bert-tiny --max-length 8 --samples 1 --no-heads",
     "masks",
     "metrics",
     "models",
@@ -35,10 +35,10 @@ MISSING = {
     "depth digit-vit": ["models"],
     "checkpoints digit-vit": ["models", "report"],
     "measure ./model": ["models"],
-    "measure bert-tiny --tokens 8 -o out": ["report"],
-    "paths bert-tiny --tokens 8 -o out": ["report"],
-    "bounds bert-tiny --tokens 8 -o out": ["report"],
-    "compare bert-tiny bert-mini --tokens 8 -o out": ["report"],
+    "measure bert-tiny --max-length 8 -o out": ["report"],
+    "paths bert-tiny --max-length 8 -o out": ["report"],
+    "bounds bert-tiny --max-length 8 -o out": ["report"],
+    "compare bert-tiny bert-mini --max-length 8 -o out": ["report"],
     "sweep spec.toml": ["report"],
     "checkpoints trained": ["models", "report"],
     "reproduce dong2021 rate": ["studies"],
@@ -147,7 +147,7 @@ def models() -> None:
     assert measure(net, net.encode(torch.arange(1000, 1008)[None])).curve("relative_residual").shape == (1, 3)
     command("measure", "digit-vit", "--samples", "1")
     command("depth", "digit-vit", "--samples", "1", "--no-heads")
-    command("measure", "moby-gpt", "--tokens", "8", "--samples", "1")
+    command("measure", "moby-gpt", "--max-length", "8", "--samples", "1")
 
 
 def plot() -> None:
@@ -158,7 +158,7 @@ def plot() -> None:
 
 def report() -> None:
     """Folders with figures and a page; pages of runs; a sweep."""
-    command("measure", "bert-tiny", "--tokens", "8", "-o", "out")
+    command("measure", "bert-tiny", "--max-length", "8", "-o", "out")
     page("out/report.html")
     Path("spec.toml").write_text(SPEC)
     command("sweep", "spec.toml", "-o", "swept", "--workers", "1")
@@ -216,7 +216,7 @@ def demo() -> None:
     command("demo", "-o", "out")
     page("out/report.html")
     assert "minilm" in Path("out/report.html").read_text(encoding="utf-8").lower()
-    command("measure", "minilm", "--tokens", "8", "--samples", "1")
+    command("measure", "minilm", "--max-length", "8", "--samples", "1")
 
 
 def full() -> None:
@@ -227,7 +227,7 @@ def full() -> None:
     page("trained/report.html")
     command("demo", "--decoder", "-o", "decoder")
     page("decoder/report.html")
-    command("depth", "minilm", "--tokens", "8", "--samples", "1", "--no-heads")
+    command("depth", "minilm", "--max-length", "8", "--samples", "1", "--no-heads")
     explore("minilm")
 
 

@@ -80,7 +80,7 @@ def checkpoints(
     output = Path("runs") / name if output is None else output
     more: dict[str, Any] = {} if options.config is None else {"config": str(options.config.resolve())}
     key = key_of(
-        directory=shipped or str(directory.resolve()), metrics=metrics, tokens=text.tokens, samples=len(excerpts),
+        directory=shipped or str(directory.resolve()), metrics=metrics, tokens=text.max_length, samples=len(excerpts),
         excerpts=excerpts if isinstance(excerpts, list) else "images", tokenizer=options.tokenizer,
         **more,
     )  # fmt: skip
@@ -99,7 +99,9 @@ def checkpoints(
             with steps(printing.silent, [1.0] * len(left)) as step:
                 for checkpoint in left:
                     tell = step(checkpoint.folder.name)
-                    write_measurement(run_writer, measure_checkpoint(checkpoint, options, excerpts, text.tokens, tell))
+                    write_measurement(
+                        run_writer, measure_checkpoint(checkpoint, options, excerpts, text.max_length, tell)
+                    )
         except KeyboardInterrupt as stop:
             done = len(measured_steps(run_writer))
             raise Interruption(
@@ -107,11 +109,8 @@ def checkpoints(
             ) from stop
     result = read_training(output)
     if not result.steps:
-        raise FileError(
-            f"{directory} must hold a checkpoint that can be measured; none of {len(saved)} can: "
-            f"{result.alarms['sentence'][0]}",
-            subject=str(directory),
-        )
+        sentence = f"{directory} must hold a checkpoint that can be measured; none of {len(saved)} can"
+        raise FileError(f"{sentence}: {result.alarms['sentence'][0]}", subject=str(directory))
     differ = metric_disagreement(result)
     if printing.as_json:
         return machine({**described(result, result.metrics[:1]), "disagreement": differ or None})

@@ -14,6 +14,8 @@ from rankscope.cli.show import machine, say, show_run, show_tables
 from rankscope.errors import ArchitectureError, FileError, MetricError, require
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rankscope.nets import Encoded, Transformer
     from rankscope.profiles import Profile
     from rankscope.trainings import RunComparison, TrainingRun
@@ -54,25 +56,14 @@ def compare(
     task, threshold = MeasureTask.parse(measured.metrics, measured.arithmetic), measured.threshold
     metric = task.metrics[0]
     opt.require_positive(threshold=threshold)
-    sides = [Side.parse(thing) for thing in things]
-    require_different(things)
-    models = list(dict.fromkeys(side.model for side in sides if side.model is not None))
-    random = [model for model in models if is_random(model)]
-    if models and not random:
-        is_random(models[0], options)  # refuses --init and --seed: there are no weights to draw
+    sides = sides_of(things, options)
     store = open_store(results.output)
-    titles = unique_titles([side.title for side in sides], things)
-    sides = [
-        side._replace(title=f"{title} (random weights)" if side.model in random else title)
-        for title, side in zip(titles, sides, strict=True)
-    ]
-    saved = {side.thing: saved_profile(side.thing, side.title, task.metrics) for side in sides if side.model is None}
+    saved = {side.thing: saved_profile(side, task.metrics) for side in sides if side.model is None}
+    asked = {side.model: options if side.random else replace(options, init=None, seed=None) for side in sides}
+    models = [model for model in asked if model is not None]
     excerpts = read_inputs(text, *models, quiet=results.silent) if models else []
-    trained = replace(options, init=None, seed=None)
-    nets = {
-        model: network(model, options if model in random else trained, device, quiet=results.silent) for model in models
-    }
-    encoded = {model: net.encode(excerpts, text.tokens) for model, net in nets.items()}
+    nets = {model: network(model, asked[model], device, quiet=results.silent) for model in models}
+    encoded = {model: net.encode(excerpts, text.max_length) for model, net in nets.items()}
     jobs = {
         side.title: (nets[side.model].variant(side.variant), *encoded[side.model])
         for side in sides
@@ -81,23 +72,14 @@ def compare(
     compared = {side.title: side.thing for side in sides}
     require_same_network(store, "compare", {name: net for name, (net, _, _) in jobs.items()}, {"compared": compared})
     profile = measure_all(jobs, task, results.silent, saved=list(saved.values()))
-    shown = {side.model for side in sides if side.title in profile.variants}
-    origins = {name: net.origin.described() for name, net in nets.items() if net.origin is not None and name in shown}
-    for folder, run in saved.items():
-        origins |= run.manifest.more.get("origins") or {folder: run.manifest.origin or {}}
-    read = text_fields(text, excerpts) if models else {}
-    profile = with_manifest(profile, command=command_line(), compared=compared, origins=origins, **read)
+    fields = {"compared": compared, "origins": origins_of(sides, nets, saved, profile.variants)}
+    fields |= text_fields(text, excerpts) if models else {}
+    profile = with_manifest(profile, command=command_line(), **fields)
     curves = profile.views(metric)
     differ = disagreement(ends_of({name: profile.views(name) for name in profile.metrics}))
-    ends = {
-        curve.name: profile.curve(metric, "log10", variant=curve.variant, arithmetic=curve.arithmetic)[:, -1].numpy()
-        for curve in curves
-        if curve.floor_from is None
-    }
-    ends = {name: values.reshape(len(values), -1).mean(1) for name, values in ends.items()}
-    tied = undecided(ends, paired=not saved)
+    tied = undecided(ends_by_sample(profile, metric), paired=not saved)
     complete = profile.manifest.stopped is None
-    states = state_differences(sides, nets, encoded, excerpts, text.tokens) if complete else []
+    states = state_differences(sides, nets, encoded, excerpts, text.max_length) if complete else []
     sentences = [listing(curves, threshold), *filter(None, (tied, differ, states_sentence(states)))]
     written = None if store is None else write_run_directory(profile, store, " · ".join(compared), entry="compare")
     lines = [
@@ -116,6 +98,28 @@ def compare(
     raise_if_stopped(profile, results.output)
 
 
+def origins_of(
+    sides: "list[Side]", nets: "dict[str, Transformer]", saved: "dict[str, Profile]", measured: list[str]
+) -> dict[str, Any]:
+    """Where the weights of each model came from that was measured, and of each saved run what it says of that."""
+    shown = {side.model for side in sides if side.title in measured}
+    origins = {name: net.origin.described() for name, net in nets.items() if net.origin is not None and name in shown}
+    for folder, run in saved.items():
+        origins |= run.manifest.more.get("origins") or {folder: run.manifest.origin or {}}
+    return origins
+
+
+def ends_by_sample(profile: "Profile", metric: str) -> "dict[str, np.ndarray]":
+    """The log10 of a metric at the last layer, of each sample, by the name of each line that does not end at a floor;
+    of attention the mean over heads."""
+    ends = {
+        curve.name: profile.curve(metric, "log10", variant=curve.variant, arithmetic=curve.arithmetic)[:, -1].numpy()
+        for curve in profile.views(metric)
+        if curve.floor_from is None
+    }
+    return {name: values.reshape(len(values), -1).mean(1) for name, values in ends.items()}
+
+
 class Side(NamedTuple):
     """One side of the comparison: a model and a variant of it, or a run, which has no model."""
 
@@ -123,6 +127,7 @@ class Side(NamedTuple):
     model: str | None
     variant: str
     title: str
+    random: bool = False  # True if the weights of the model are drawn
 
     @classmethod
     def parse(cls, thing: str) -> "Side":
@@ -144,6 +149,23 @@ class Side(NamedTuple):
         require(variant.startswith(("san", "transformer")), sentence, ArchitectureError, "variant")
         model = model_named(model)
         return cls(thing, model, variant, f"{_last(model)}:{variant}")
+
+
+def sides_of(things: list[str], options: opt.NetworkOptions) -> list[Side]:
+    """The sides that are named, each with a title of its own; what a comparison cannot be made of is refused, and so
+    are --init and --seed where no model has weights to draw."""
+    sides = [Side.parse(thing) for thing in things]
+    require_different(things)
+    random = {side.model: is_random(side.model) for side in sides if side.model is not None}
+    if random and not any(random.values()):
+        is_random(next(iter(random)), options)
+    titles = unique_titles([side.title for side in sides], things)
+    return [
+        side._replace(title=f"{title} (random weights)", random=True)
+        if random.get(side.model)
+        else side._replace(title=title)
+        for title, side in zip(titles, sides, strict=True)
+    ]
 
 
 class StateDifference(NamedTuple):
@@ -206,7 +228,7 @@ def require_different(things: list[str], one_is_enough: bool = False) -> None:
         require(things.count(thing) <= 1, sentence, MetricError, "things")
 
 
-def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
+def saved_profile(side: Side, metrics: list[str]) -> "Profile":
     """The profile of a saved run or of cells of a sweep; its variants are named after it."""
     import polars as pl
 
@@ -214,6 +236,7 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
     from rankscope.profiles import Profile
     from rankscope.runs import read
 
+    thing = side.thing
     cells = choice_in(thing)
     if cells:
         profile = profile_of(*cells)
@@ -223,7 +246,7 @@ def saved_profile(thing: str, title: str, metrics: list[str]) -> "Profile":
         f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one of these"
     )
     require(metrics[0] in profile.metrics, sentence, MetricError, "metrics")
-    names = {name: name if cells else f"{title}:{name}" for name in profile.variants}
+    names = {name: name if cells else f"{side.title}:{name}" for name in profile.variants}
     table = profile.table.filter(pl.col("metric").is_in(metrics))
     table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
     networks = tuple(

@@ -72,7 +72,7 @@ def measure_demo(model: str, output: Path, printing: opt.PrintOptions) -> None:
     report_tables = ReportTables(net, DRAWN, X, padding, net.words(texts[:1], 128))
     jobs = {name: (net.variant(name), X, padding) for name in VARIANTS}
     profile = measure_all(jobs, MeasureTask(list(DEFAULT_METRICS)), printing.silent, tables=report_tables)
-    read = text_fields(opt.TextOptions(tokens=128), texts)
+    read = text_fields(opt.TextOptions(max_length=128), texts)
     profile = with_manifest(profile, **manifest_fields(net, model), **read)
     tables: dict[str, pl.DataFrame | SavedTable] = {}
     if profile.manifest.stopped is None:
@@ -107,7 +107,7 @@ def paths_and_certificates(
 
 
 def train_demo(output: Path, steps: int, printing: opt.PrintOptions) -> None:
-    """Train a small GPT with and without its skips, a step of each in turn; show and write what came of it."""
+    """Train a small GPT with and without its skips, a step of each in turn; show and write both."""
     import torch
     from rich.padding import Padding
     from rich.text import Text

@@ -24,7 +24,7 @@ def depth(
     options: opt.NetworkOptions = opt.NetworkOptions(),
     device: opt.Device = "cpu",
     stream: opt.Stream = False,
-    text: opt.TextOptions = opt.TextOptions(tokens=64),
+    text: opt.TextOptions = opt.TextOptions(max_length=64),
     heads: Annotated[bool, opt.option(opt.RESULT, " ", "heads_out", (), "--heads/--no-heads")] = True,
     svg: Annotated[
         Path | None, opt.option(opt.RESULT, "FILE", "Write the card as a picture for a README.", (), "--svg")
@@ -46,7 +46,7 @@ def depth(
     net = inputs.network(model, options, device, stream, results.silent)
     fields = inputs.manifest_fields(net, model)
     require_same_network(store, "depth", {"as given": net}, fields)
-    encoded = net.encode(excerpts, text.tokens)
+    encoded = net.encode(excerpts, text.max_length)
     if not results.silent:
         _announce(net, len(encoded.X), encoded.X.shape[1], heads)
     with progress(results.silent) as start:
@@ -121,10 +121,10 @@ def cut(
     by, search, seed = choice.by, choice.search, choice.seed
     net = inputs.network(model, opt.NetworkOptions(), choice.device, quiet=printing.silent)
     full_model: Any = None if is_drawn(model) else original(model)
-    encoded, loss = net.encode(excerpts, text.tokens), None
+    encoded, loss = net.encode(excerpts, text.max_length), None
     origin: dict[str, Any] = {} if net.origin is None else net.origin.described()
     if isinstance(excerpts, list) and by == "gradient" and full_model is not None and net.arch.mask == "causal":
-        loss = next_token_loss(full_model, _ids(net.origin, excerpts, text.tokens), encoded.padding.cpu())
+        loss = next_token_loss(full_model, _ids(net.origin, excerpts, text.max_length), encoded.padding.cpu())
     with progress(printing.silent) as start:
         tell = start(f"layers by {by}")
         cut_made = cut_network(net, encoded, choice.keep, by, search, loss=loss, seed=seed, progress=tell)

@@ -24,7 +24,7 @@ TASKS = ("next-character", "induction", "copying", "sort", "digits", "hull", "me
 class DesignOptions:
     """Options that change the design of a model, and how its weights are drawn."""
 
-    depth: Annotated[int | None, opt.option(opt.NETWORK, "N", "Layers, instead of the model's.", min=1)] = None
+    layers: opt.Layers = None
     remedy: opt.Remedies = None
     init: Annotated[str, opt.option(opt.NETWORK, "NAME", "init", opt.INITS)] = "xavier"
     seed: Annotated[int, opt.option(opt.NETWORK, "N", "seed", min=0)] = 0
@@ -79,7 +79,7 @@ def forecast(
         start("the forecast")
         result = forecast_of_network(
             arch, task=training.task, tokens=training.tokens, init=design.init, steps=training.steps, lr=training.lr,
-            depth=design.depth, remedies=tuple(design.remedy or ()), seed=design.seed,
+            depth=design.layers, remedies=tuple(design.remedy or ()), seed=design.seed,
         )  # fmt: skip
     if not results.as_json:  # at once: changes may take many times as long
         show_tables(result.sections()[0].tables[0])

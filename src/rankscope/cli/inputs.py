@@ -125,7 +125,7 @@ def read_excerpts(options: TextOptions, quiet: bool) -> list[str]:
         return first
     sentence = "--split and --field must go with --text, which says what is to be read"
     require(options.split == "auto" and options.field == "text", sentence, FileError, "text")
-    return bundled_text(samples, options.tokens)
+    return bundled_text(samples, options.max_length)
 
 
 def _say_rest(stream: "Excerpts", read: int) -> None:
@@ -164,7 +164,7 @@ def stream_excerpts(options: TextOptions) -> "Excerpts":
     """All excerpts of a text, read one after another, each long enough for the tokens that are asked for."""
     from rankscope.sources import LONGEST, excerpts
 
-    longest = max(LONGEST, CHARACTERS_PER_TOKEN * options.tokens)
+    longest = max(LONGEST, CHARACTERS_PER_TOKEN * options.max_length)
     return excerpts(str(options.text), options.split, options.field, longest=longest)
 
 
@@ -177,7 +177,7 @@ def text_fields(options: TextOptions, excerpts: "list[str] | Tensor") -> dict[st
     how: dict[str, Any] = {} if options.text is None else {"split": options.split, "field": options.field}
     first: dict[str, Any] = {"first": beginning(excerpts[0])} if excerpts else {}
     text = Text(path=options.text or "Moby Dick, bundled", **how, **first)
-    return {"text": text, "samples": len(excerpts), "tokens": options.tokens}
+    return {"text": text, "samples": len(excerpts), "tokens": options.max_length}
 
 
 def manifest_fields(net: "Transformer", model: str) -> dict[str, Any]:

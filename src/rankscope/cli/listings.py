@@ -224,7 +224,12 @@ def plugins(printing: opt.PrintOptions = opt.PrintOptions()) -> None:
     for entry in (entry for entry in entry_points() if entry.group not in SHIPPED):
         states.append(PluginState(entry, (), entry.left_out(one_of("a group of rankscope", entry.group, SHIPPED))))
     if printing.as_json:
-        return machine([_row(state) for state in states])
+        given = ("group", "name", "value", "package", "version")
+        return machine([
+            {**{name: getattr(state.entry, name) for name in given}, "adds": list(state.objects),
+             "trouble": state.trouble or None}
+            for state in states
+        ])  # fmt: skip
     table = titled("What is found, by group", words=["group", "package", "adds"])
     for state in states:
         names = ", ".join(state.objects[:SHOWN]) + (", ..." if len(state.objects) > SHOWN else "")
@@ -250,9 +255,3 @@ def _tried(state: PluginState) -> PluginState:
             why = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
             return replace(state, trouble=state.entry.left_out(why))
     return state
-
-
-def _row(state: PluginState) -> dict[str, Any]:
-    entry = state.entry
-    given = {name: getattr(entry, name) for name in ("group", "name", "value", "package", "version")}
-    return {**given, "adds": list(state.objects), "trouble": state.trouble or None}

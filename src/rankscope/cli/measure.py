@@ -83,8 +83,8 @@ def measure(
     require_same_network(store, entry, nets, inputs.manifest_fields(net, options.model))
     if isinstance(excerpts, Excerpts):
         return measure_text(net, store, options, text, task, results)
-    X, padding = net.encode(excerpts, text.tokens)
-    words = net.words(excerpts[:1], text.tokens) if isinstance(excerpts, list) else None
+    X, padding = net.encode(excerpts, text.max_length)
+    words = net.words(excerpts[:1], text.max_length) if isinstance(excerpts, list) else None
     tables = None if store is None else ReportTables(net, variants, X, padding, words)
     jobs = {name: (net, X, padding) for name, net in nets.items()}
     profile = measure_all(jobs, task, results.silent, tables=tables)
@@ -197,8 +197,8 @@ def measure_text(
             rows,
             metrics=task.metrics,
             arithmetic=task.arithmetics,
-            tokens=corpus.tokens,
-            batch=corpus.batch,
+            tokens=corpus.max_length,
+            batch=corpus.batch_size,
             runner=None if options.on is None else _cluster_job(options.on, options.stuck_after, results.silent),
         )
         with _bar(texts, corpus.samples, results.silent) as tell, closing(steps):
@@ -210,14 +210,14 @@ def measure_text(
         raise end or TokensError(f"{corpus.text} must hold an excerpt with a token; it holds none", subject="text")
     text = Text(
         path=str(corpus.text), split=corpus.split, field=corpus.field, limit=corpus.samples,
-        read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch},
+        read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch_size},
     )  # fmt: skip
     tables: dict[str, pl.DataFrame] = {}
     if store is not None and not isinstance(end, KeyboardInterrupt):
-        tables, start = _report_tables(net, variants, first, corpus.tokens, results.silent)
+        tables, start = _report_tables(net, variants, first, corpus.max_length, results.silent)
         text = text.adding(first=start) if start is not None else text
     fields = inputs.manifest_fields(net, options.model)
-    summary = with_manifest(gathered.summary(), **fields, text=text, tokens=corpus.tokens)
+    summary = with_manifest(gathered.summary(), **fields, text=text, tokens=corpus.max_length)
     written = None if store is None else write_run_directory(summary, store, inputs.title_of(net), tables)
     show_run(summary, task.metrics[0], [verdict(summary)], written, results)
     if end is not None:

@@ -91,11 +91,6 @@ def model_named(name: str) -> str:
     )
 
 
-def models_named(models: list[str] | None) -> list[str] | None:
-    """The known name of each model."""
-    return None if models is None else [model_named(name) for name in models]
-
-
 def text_named(path: str | None) -> str | None:
     """The path of a text; refused where there is no text at that path."""
     if path is not None:

@@ -48,6 +48,7 @@ Model = Annotated[str, argument("MODEL", "model", names.MODELS, callback=names.m
 Compared = Annotated[list[str], argument("MODEL_OR_RUN", "compared", names.complete_compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Device = Annotated[str, option(MACHINE, "NAME", "device", names.DEVICES)]
+Layers = Annotated[int | None, option(NETWORK, "N", "layers", min=1)]
 Stream = Annotated[bool, option(MACHINE, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(MACHINE, "WHERE", "on", ("ray",), show_default="this machine")]
 StuckAfter = Annotated[float, option(MACHINE, "SECONDS", "stuck_after", min=1.0)]
@@ -66,7 +67,7 @@ class NetworkOptions:
     """Options that change a model: its mask, depth and remedies, and how random weights are drawn."""
 
     mask: Annotated[str | None, option(NETWORK, "MASK", "mask", names.MASKS)] = None
-    layers: Annotated[int | None, option(NETWORK, "N", "layers", min=1)] = None
+    layers: Layers = None
     remedy: Remedies = None
     init: Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")] = None
     seed: Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")] = None
@@ -94,7 +95,7 @@ class TextOptions:
     split: Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)] = "auto"
     field: Annotated[str, option(TEXT, "NAME", "field")] = "text"
     samples: Annotated[int | None, option(TEXT, "N", "samples", min=1)] = 4
-    tokens: Annotated[int, option(TEXT, "N", "tokens", min=1)] = 128
+    max_length: Annotated[int, option(TEXT, "N", "max_length", min=1)] = 128
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class CorpusOptions(TextOptions):
     """The text of `measure`: a few excerpts, or with `text` a corpus of any size."""
 
     samples: Annotated[int | None, option(TEXT, "N", "samples", min=1, show_default="4, or all of --text")] = None
-    batch: Annotated[int, option(MACHINE, "N", "The number of excerpts that run together.", min=1)] = 16
+    batch_size: Annotated[int, option(MACHINE, "N", "The number of excerpts that run together.", min=1)] = 16
 
 
 @dataclass(frozen=True)

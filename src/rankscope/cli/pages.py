@@ -35,7 +35,13 @@ def report(
 def explore(
     models: Annotated[
         list[str] | None,
-        opt.argument("MODEL", "explored", names.MODELS, show_default=False, callback=names.models_named),
+        opt.argument(
+            "MODEL",
+            "explored",
+            names.MODELS,
+            show_default=False,
+            callback=lambda models: models and [*map(names.model_named, models)],
+        ),
     ] = None,
     page: opt.PageOptions = opt.PageOptions(),
     printing: opt.PrintOptions = opt.PrintOptions(),

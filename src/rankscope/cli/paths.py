@@ -24,7 +24,7 @@ def paths(
     options: opt.NetworkOptions = opt.NetworkOptions(),
     variant: opt.Variant = "transformer",
     device: opt.Device = "cpu",
-    text: opt.TextOptions = opt.TextOptions(tokens=64),
+    text: opt.TextOptions = opt.TextOptions(max_length=64),
     top: Annotated[int, opt.option(opt.RESULT, "N", "List the N heaviest single paths.", min=0)] = 0,
     results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
@@ -39,7 +39,7 @@ def paths(
     store = open_store(results.output)
     net = inputs.network(model, options, device, quiet=results.silent).variant(variant)
     require_same_network(store, "paths", {variant: net}, inputs.manifest_fields(net, model))
-    sums = sum_paths(net, excerpts, text.tokens, top, results.silent)
+    sums = sum_paths(net, excerpts, text.max_length, top, results.silent)
     closure = sums.by_length.closure
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
     manifest = manifest_of(arch, str(net.device), variant, "float64", [], {"closure": closure}).adding(
@@ -151,8 +151,9 @@ def bounds(
     model: opt.Model = "minilm",
     options: opt.NetworkOptions = opt.NetworkOptions(),
     variant: opt.Variant = "transformer",
+    device: opt.Device = "cpu",
     stream: opt.Stream = False,
-    text: opt.TextOptions = opt.TextOptions(samples=2, tokens=32),
+    text: opt.TextOptions = opt.TextOptions(samples=2, max_length=32),
     theory: TheoremOptions = TheoremOptions(),
     results: opt.ResultOptions = opt.ResultOptions(),
 ) -> None:
@@ -162,33 +163,20 @@ def bounds(
     says nothing (as large as the tokens, or zero) is called vacuous. Everything is measured in deviation
     arithmetic.
     """
-    from rankscope.theory import certify, depth_of, failing_table, theorems_named
+    from rankscope.theory import depth_of, failing_table, theorems_named
 
     theorem_names = None if theory.theorems is None else inputs.split_names("theorems", theory.theorems)
     theorems_named(theorem_names)
     opt.require_positive(threshold=theory.threshold, scale=theory.scale)
     excerpts = inputs.read_inputs(text, model, quiet=results.silent)
     store = open_store(results.output)
-    net = inputs.network(model, options, stream=stream, quiet=results.silent).variant(variant)
+    net = inputs.network(model, options, device, stream, results.silent).variant(variant)
     require_same_network(store, "bounds", {variant: net}, inputs.manifest_fields(net, model))
-    X, padding = net.encode(excerpts, text.tokens)
-    parts: list[Certificates] = []
-    try:
-        with progress(results.silent) as start:
-            bar = start(variant)
-            for sample in range(len(X)):
-                bar(sample, len(X), f"{variant}, sample {sample + 1} of {len(X)}")
-                tokens, empty = theory.scale * X[sample : sample + 1], padding[sample : sample + 1]
-                parts.append(certify(net, tokens, empty, theorem_names, variant=variant))
-    except KeyboardInterrupt:
-        if not parts:
-            raise
-    fields = {
-        **inputs.manifest_fields(net, model),
-        "scale": theory.scale,
-        **inputs.text_fields(text, excerpts[: len(parts)]),
-    }
-    certificates = with_manifest(joined(parts), **fields)
+    X, padding = net.encode(excerpts, text.max_length)
+    certificates = certify_samples(net, theory.scale * X, padding, theorem_names, variant, results.silent)
+    done = certificates.samples
+    read = inputs.text_fields(text, excerpts[:done])
+    certificates = with_manifest(certificates, **inputs.manifest_fields(net, model), scale=theory.scale, **read)
     depth = depth_of(certificates, theory.threshold)
     if store is not None:
         has_figure = any(quantity != "affine_rank" for quantity in certificates.table["quantity"].unique())
@@ -211,16 +199,29 @@ def bounds(
         wrong = " A measurement contradicts a theorem: please report this network."
         say(f"{depth.said}{wrong if len(certificates.broken()) else ''}")
         say_report(results.report, results, "Certificates and figures")
-    if len(parts) < len(excerpts):
-        raise Interruption(f"after {len(parts)} of {len(excerpts)} samples; {where_written(results.output)}")
+    if done < len(excerpts):
+        raise Interruption(f"after {done} of {len(excerpts)} samples; {where_written(results.output)}")
 
 
-def joined(parts: "list[Certificates]") -> "Certificates":
-    """The certificates of several samples as one table, from those of each sample."""
+def certify_samples(
+    net: "Transformer", X: "Tensor", padding: "Tensor", theorem_names: list[str] | None, variant: str, quiet: bool
+) -> "Certificates":
+    """The certificates of all samples as one table; after Ctrl-C, of those that were finished."""
     import polars as pl
 
-    from rankscope.theory import Certificates
+    from rankscope.theory import Certificates, certify
 
+    parts: list[Certificates] = []
+    try:
+        with progress(quiet) as start:
+            bar = start(variant)
+            for sample in range(len(X)):
+                bar(sample, len(X), f"{variant}, sample {sample + 1} of {len(X)}")
+                alone = slice(sample, sample + 1)
+                parts.append(certify(net, X[alone], padding[alone], theorem_names, variant=variant))
+    except KeyboardInterrupt:
+        if not parts:
+            raise
     table = pl.concat(part.table.with_columns(sample=pl.lit(k, pl.Int64)) for k, part in enumerate(parts))
     table = table.sort(pl.col("theorem").cast(pl.Enum(parts[0].theorems)), "sample", "layer")
     first = parts[0].manifest.networks[0]

@@ -199,8 +199,8 @@ def curve_words(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         name: ONE_TOKEN if len(measurement.words) == 1 else sentence(measurement.profile(name).views()[0])
         for name, measurement in measured.items()
     }
-    about = {"tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "remedies": now.controls.remedies}
-    return {"verdicts": verdicts, "about": about}
+    facts = {"tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "remedies": now.controls.remedies}
+    return {"verdicts": verdicts, "about": facts}
 
 
 def cloud_section(measured: Mapping[str, PageMeasurement]) -> Section:

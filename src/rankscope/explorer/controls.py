@@ -63,8 +63,8 @@ class RandomShape(_Strict):
         sentence = f"width must be a multiple of the number of heads; got width {self.width} and {self.heads} heads"
         require(self.width % self.heads == 0, sentence, SettingError, "shape.width")
         if self.positions == "rotary" and self.width // self.heads % 2:
-            came = f"{self.width} / {self.heads} = {self.width // self.heads}"
-            sentence = f"rotary positions turn coordinates in pairs, so width / heads must be even; got {came}"
+            each = f"{self.width} / {self.heads} = {self.width // self.heads}"
+            sentence = f"rotary positions turn coordinates in pairs, so width / heads must be even; got {each}"
             raise SettingError(sentence, subject="shape.width")
         same = self.model_dump(include={"layers", "width", "heads", "mlp", "norm", "positions", "parallel"})
         arch = Architecture(norm_place=self.place, **same)
@@ -159,7 +159,7 @@ def _sentence(error: ValidationError) -> str:
     """
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
-        return "a request must be JSON as the page writes it; what came is none"
+        return "a request must be JSON as the page writes it; this one is not"
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:40]
         return f"there is no control named {name!r} on this page: take it out of the address"

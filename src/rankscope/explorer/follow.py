@@ -141,14 +141,14 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
 
 
 class KnownEvents:
-    """What came before the spikes of some runs, as it was last found."""
+    """The signals before the spikes of some runs, as they were last found."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # a request waits for what another one is looking for
         self._found: dict[str | Path, tuple[int, Spikes | None]] = {}  # with the number of measurements of the run
 
     def of(self, folder: str | Path, training: TrainingRun) -> Spikes | None:
-        """The spikes of the run in a folder and what came before each; None if it has no loss."""
+        """The spikes of the run in a folder and the signals before each; None if it has no loss."""
         loss, length = run_loss(training), len(training.steps)
         if loss is None:
             return None

@@ -51,7 +51,7 @@ class PageJob:
         self.seconds = seconds
         self.until = float("inf")
         self.ended = threading.Event()
-        """Set when the computation has really stopped."""
+        """Set when the computation has stopped."""
         self._off = threading.Event()
 
     def cancel(self) -> None:

@@ -20,7 +20,6 @@ from rankscope.files import atomic
 need("a figure", "matplotlib", "PIL")
 # ruff: noqa: E402  What follows is there: else the line above has said what is missing.
 from matplotlib import colormaps, rc_context, rc_params_from_file, rcParams, rcParamsDefault
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
@@ -30,7 +29,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator,
 from PIL import Image
 
 __all__ = [
-    "Artist", "Axes", "AxesLike", "Drawing", "Figure", "FixedLocator", "FuncFormatter", "Image", "Line2D",
+    "Axes", "AxesLike", "Drawing", "Figure", "FixedLocator", "FuncFormatter", "Image", "Line2D",
     "LinearSegmentedColormap", "ListedColormap", "Locator", "MaxNLocator", "Normalize", "NullFormatter",
     "NullLocator", "SHARPNESS", "ScalarMappable", "colormaps", "palette", "panels", "png", "rcParams",
     "rendered", "save", "styled",
@@ -125,9 +124,8 @@ def _given(ax: AxesLike, count: int, figsize: tuple[float, float] | None) -> tup
     if len(axes) != count or not all(isinstance(subplot, Axes) for subplot in axes):
         what = "one Axes" if count == 1 else f"{count} Axes, for as many panels"
         raise FigureError(f"ax must be {what}; received {len(axes)}: plt.subplots(1, {count}) makes them", subject="ax")
-    figure: Any = axes[0].figure
-    while not isinstance(figure, Figure):  # axes of a subfigure
-        figure = figure.figure
+    figure = axes[0].get_figure(root=True)  # of axes of a subfigure, too
+    assert figure is not None
     return figure, axes
 
 

@@ -249,7 +249,7 @@ def prepare_tokens(
     require(has_memory or not arch.cross_attention, sentence, TokensError, "memory")
     limited = arch.positions == "absolute" or arch.linformer_rank is not None
     if limited and X.shape[1] > arch.length:
-        advice = f"cut the text to {arch.length}, as --tokens {arch.length} and net.encode(texts, {arch.length}) do"
+        advice = f"cut the text to {arch.length}, as --max-length {arch.length} and net.encode(texts, {arch.length}) do"
         sentence = f"this network takes at most {arch.length} tokens; received {X.shape[1]}: {advice}"
         raise TokensError(sentence, subject="length")
     if 0 < arch.rotary_reach < X.shape[1]:

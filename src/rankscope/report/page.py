@@ -50,7 +50,7 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
 
 
 def render(runs: Sequence[ReportedRun], budget: int = BUDGET) -> str:
-    """The page. Everything that came from a run is escaped, whatever it reads. Beyond `budget` characters,
+    """The page. All text of a run is escaped, whatever it reads. Beyond `budget` characters,
     later chapters leave parts out, and say so."""
     need("a page", "jinja2", "plotly")
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -152,8 +152,8 @@ def write_run_directory(
 
 
 def printed_charts(profile: Profile | Summary) -> dict[str, Chart]:
-    """The figures to print by the name of their file: each metric, linear beside logarithmic (what a person
-    sees, and what is really there), and each variant in several arithmetics."""
+    """The figures to print by the name of their file: each metric, linear (what a person
+    sees) beside logarithmic (how small it is), and each variant in several arithmetics."""
     charts: dict[str, Chart] = {}
     for variant, curves in compared_arithmetics(profile).items():
         name = "arithmetics_" + re.sub(r"[^\w.+-]+", "_", variant)[:80]  # a hub id has a slash

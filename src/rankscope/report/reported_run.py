@@ -275,9 +275,9 @@ def _column(path: Path, column: pl.Series, kind: Any) -> pl.Series:
     name, held = column.name, column.dtype
     fits = held == pl.String if kind == pl.String else held.is_numeric() or held in (pl.Boolean, pl.Null)
     _check(path, fits, f"hold {'text' if kind == pl.String else 'numbers'} in the column {name}", f"it holds {held}")
-    whole = name in PLACES or (kind in (pl.String, pl.Boolean) and name not in MARKS)
+    gapless = name in PLACES or (kind in (pl.String, pl.Boolean) and name not in MARKS)
     gaps = f"{column.null_count()} of {len(column)} are missing"
-    _check(path, not (whole and column.null_count()), f"have no gap in the column {name}", gaps, DAMAGED)
+    _check(path, not (gapless and column.null_count()), f"have no gap in the column {name}", gaps, DAMAGED)
     if name in PLACES:
         _places(path, column, name)
     column = column.cast(kind)

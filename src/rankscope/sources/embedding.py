@@ -93,7 +93,7 @@ class TextEmbedding:
         longest = int(row.max()) + 1 if row.numel() else 0
         if longest > len(self.positions):
             most = len(self.positions)
-            advice = f"cut the text to {most}, as --tokens {most} and net.encode(texts, {most}) do"
+            advice = f"cut the text to {most}, as --max-length {most} and net.encode(texts, {most}) do"
             message = f"this model takes at most {most} tokens; received {longest}: {advice}"
             raise TokensError(message, subject="tokens")
         return self.positions[row]
