@@ -95,16 +95,17 @@ versions: $(TESTS)  ## the oldest and newest transformers and torch that we decl
 mutations: $(TESTS)  ## change 150 operators of the library, one at a time: how many do the tests notice?
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations
 
-$(READY): pyproject.toml packages/rankscope-studies/pyproject.toml constraints.txt
+CLIENTS := -e packages/rankscope-studies -e packages/rankscope-explorer
+$(READY): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) 'pip>=25.1'
-	$(INSTALL) -e '.[full]' -e packages/rankscope-studies
+	$(INSTALL) -e '.[full]' $(CLIENTS)
 	touch $(READY)
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[full,ray,trainer,lightning,tensorboard,wandb,mlflow]' --group dev
+	$(INSTALL) -e '.[full,ray,trainer,lightning,tensorboard,wandb,mlflow]' $(CLIENTS) --group dev
 	$(INSTALL) -e packages/rankscope-models
 	touch $(TESTS)
 
@@ -116,10 +117,12 @@ $(WEIGHTS): $(READY)
 		ruaccent-predictor==1.2.0 sceptr==1.2.0 libtcrlm==1.1.3 tidytcells==2.2.1 blosum==2.2.0
 	touch $(WEIGHTS)
 
-wheel: $(TESTS)  ## a wheel and an sdist of the library and of the studies, in dist
+wheel: $(TESTS)  ## a wheel and an sdist of the library, of the studies and of the explorer, in dist
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
-	cd packages/rankscope-studies && $(abspath $(BIN))/python -m hatchling build -d $(CURDIR)/dist
+	for each in studies explorer; do \
+		(cd packages/rankscope-$$each && $(abspath $(BIN))/python -m hatchling build -d $(CURDIR)/dist) || exit 1; \
+	done
 
 wheel-check: $(TESTS)  ## the wheel and the sdist in an environment of their own: no extras, then each in turn
 	$(BIN)/python -m tests.packaging $(CASES)

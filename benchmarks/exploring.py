@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 
 from benchmarks.timing import Row, forward, least_seconds
-from rankscope.explorer.api import app
-from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.network_cache import NetworkCache
-from rankscope.explorer.server import bind_port, make_server
 from rankscope.sources import named_network
+from rankscope_explorer.api import app
+from rankscope_explorer.jobs import Jobs
+from rankscope_explorer.network_cache import NetworkCache
+from rankscope_explorer.server import bind_port, make_server
 
 TEXT = (
     "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, "

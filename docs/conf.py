@@ -15,7 +15,7 @@ version = release = version_of("rankscope")
 extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton", "sphinxcontrib.bibtex", "sitegen"]
 exclude_patterns = ["_build", "sitegen", "**/.ipynb_checkpoints"]
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!rankscope(_studies)?\.).*")]  # names of other packages, in types
+nitpick_ignore_regex = [("py:.*", r"(?!rankscope(_studies|_explorer)?\.).*")]  # names of other packages, in types
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -1,7 +1,8 @@
 """`python -m tests.size`: lines of each room of the library, and whether all of it stays below the budget.
 
 The budget stands in pyproject.toml, under `[tool.rankscope]`: a library that one person carries on has a size. What
-answers a question for us and not for a user is in `packages/rankscope-studies`, which is counted but has no budget.
+answers a question for us and not for a user is in `packages/rankscope-studies`, the pages are in
+`packages/rankscope-explorer`: both are counted and have no budget.
 """
 
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rankscope"
-STUDIES = ROOT / "packages" / "rankscope-studies" / "src"
+CLIENTS = {name: ROOT / "packages" / f"rankscope-{name}" / "src" for name in ("studies", "explorer")}
 
 
 def lines_by_room(source: Path = SOURCE) -> Counter[str]:
@@ -33,7 +34,8 @@ def main() -> None:
     rooms, most = lines_by_room(), budget()
     total = rooms.total()
     print(", ".join(f"{room} {count:,}" for room, count in rooms.most_common()))
-    print(f"{total:,} of {most:,} lines; studies {lines_by_room(STUDIES).total():,}")
+    beside = ", ".join(f"{name} {lines_by_room(source).total():,}" for name, source in CLIENTS.items())
+    print(f"{total:,} of {most:,} lines; {beside}")
     if total > most:
         sys.exit(f"the library has {total - most:,} lines more than its budget (pyproject.toml): merge, delete or move")
 

@@ -7,6 +7,8 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import rankscope
 
 SOURCE = Path(rankscope.__file__).parent
@@ -39,7 +41,6 @@ FLOORS = [
     "depths",
     "engine",
     "report",
-    "explorer",
     "cli",
 ]
 """Each room may import those before it."""
@@ -74,7 +75,6 @@ def test_imports_go_one_way() -> None:
 
 
 PAST_A_FACE = {
-    ("cli", "explorer"): "its face is empty: FastAPI is imported when a page is served, not with a room",
     ("cli", "depths.cut"): "a command is named as the function that it calls",
     ("cli", "sources.checkpoint"): "reads a tokenizer alone, without what loads a model",
     ("cli", "profiles.verdict"): "`agreement` is also a module of that room",
@@ -111,11 +111,12 @@ def test_rooms_take_from_the_faces_of_rooms() -> None:
     assert found == PAST_A_FACE.keys(), "a reason for what nobody does any more"
 
 
-def test_the_studies_take_public_names_alone() -> None:
-    """From a room's face, or the face of a folder in a room; and the library takes nothing from the studies."""
-    studies = SOURCE.parents[1] / "packages" / "rankscope-studies" / "src" / "rankscope_studies"
+@pytest.mark.parametrize(("client", "least"), [("studies", 300), ("explorer", 50)])
+def test_clients_take_public_names_alone(client: str, least: int) -> None:
+    """From a room's face, or the face of a folder in a room; and the library takes nothing from them."""
+    clients = SOURCE.parents[1] / "packages" / f"rankscope-{client}" / "src" / f"rankscope_{client}"
     taken = 0
-    for path in studies.rglob("*.py"):
+    for path in clients.rglob("*.py"):
         for node in imports(path):
             assert not isinstance(node, ast.Import) or not any(a.name.startswith("rankscope.") for a in node.names)
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rankscope":
@@ -126,11 +127,11 @@ def test_the_studies_take_public_names_alone() -> None:
                     known = alias.name in FLOORS if face is rankscope else room or alias.name in public
                     assert known or alias.name in public, f"{path} takes {alias.name} from inside {node.module}"
                     taken += 1
-    assert taken > 300
+    assert taken > least
     for path in SOURCE.rglob("*.py"):
         for node in imports(path):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            assert not any(name.startswith("rankscope_studies") for name in names), path
+            assert not any(name.startswith(f"rankscope_{client}") for name in names), path
 
 
 def test_the_public_names_are_exactly_these() -> None:

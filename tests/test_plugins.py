@@ -233,8 +233,9 @@ def test_plugins_are_listed_with_what_is_wrong(whole: None, broken: None) -> Non
 def test_a_command_of_a_package_that_is_not_there_says_the_line_that_installs_it(name: str) -> None:
     code = f"from rankscope.cli import main; import sys; sys.argv[1:] = ['{name}', 'all', '--quiet']; main()"
     done = without((ELSEWHERE[name],), code)
-    needed = f"rankscope: rankscope {name} needs rankscope_studies, which is not installed: "
-    assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"{needed}pip install 'rankscope[studies]'"
+    needed = f"rankscope: rankscope {name} needs {ELSEWHERE[name]}, which is not installed: "
+    extra = {"rankscope_studies": "studies", "rankscope_explorer": "explore"}[ELSEWHERE[name]]
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"{needed}pip install 'rankscope[{extra}]'"
 
 
 def test_a_report_of_studies_without_their_package_says_the_line_that_installs_it(tmp_path: Path) -> None:

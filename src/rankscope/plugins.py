@@ -38,6 +38,7 @@ SHIPPED = {
     "chapters": "rankscope.report.sections:SHIPPED",
     "jobs": "rankscope.engine.spec:SHIPPED",
     "commands": "rankscope.cli.app:COMMANDS",
+    "pages": "rankscope.cli.follow:SHIPPED",
 }
 """By group, the object that holds what rankscope itself ships. pyproject.toml declares the same entry points, each
 called `rankscope`; they are written here because a source tree is used before it is installed, and after it changed."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from explorer_tests.serving import Served, serving, small_networks
 from tests.browser.waiting import Watched, until
-from tests.explorer.serving import Served, serving, small_networks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, ViewportSize

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankscope.explorer.follow import app
-from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.server import bind_port, make_server
+from rankscope_explorer.follow import app
+from rankscope_explorer.jobs import Jobs
+from rankscope_explorer.server import bind_port, make_server
 from tests.browser.waiting import Watched, until
 from tests.made_trainings import ALARM, SENTENCE, learned, measurement, opened, spiking, written
 

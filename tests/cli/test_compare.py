@@ -11,8 +11,8 @@ import torch
 
 from rankscope import Profile, Transformer, fresh, measure
 from rankscope.cli.compare import Side, unique_titles
-from rankscope.explorer.network_cache import NetworkCache
 from rankscope.sources import bundled_excerpts, load
+from rankscope_explorer.network_cache import NetworkCache
 from tests.cli.running import answered, inside, printed, rankscope
 from tests.made_trainings import falling, written
 

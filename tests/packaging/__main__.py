@@ -38,8 +38,8 @@ def extras() -> list[str]:
 
 
 def built(folder: Path) -> tuple[Path, Path]:
-    """(wheel, sdist) of this tree, by the build backend alone; those of the studies lie beside them."""
-    for tree in (ROOT, ROOT / "packages" / "rankscope-studies"):
+    """(wheel, sdist) of this tree, by the build backend alone; those of our clients lie beside them."""
+    for tree in (ROOT, *(ROOT / "packages" / name for name in ("rankscope-studies", "rankscope-explorer"))):
         subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=tree, check=True)
     (wheel,), (sdist,) = folder.glob("rankscope-[0-9]*.whl"), folder.glob("rankscope-[0-9]*.tar.gz")
     return wheel, sdist

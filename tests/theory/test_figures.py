@@ -11,7 +11,6 @@ from rich.console import Console
 
 from rankscope.cli.show import tabular
 from rankscope.errors import TheoremError
-from rankscope.explorer.answers import QUANTITIES, bounds_section
 from rankscope.figures import power
 from rankscope.figures.description import Line
 from rankscope.theory import Certificates, certify
@@ -25,6 +24,7 @@ from rankscope.theory.figures import (
     proved_sentence,
     proved_shares,
 )
+from rankscope_explorer.answers import QUANTITIES, bounds_section
 from tests.raising import raises
 from tests.report.runs import NET, X
 from tests.theory.test_certificates import FOUND

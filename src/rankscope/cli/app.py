@@ -94,12 +94,12 @@ SOURCES: Group[CommandSource] = Group(
 COMMANDS = {
     "demo": "demo", "measure": "measure", "compare": "compare", "paths": "paths", "bounds": "paths", "depth": "depth",
     "cut": "depth", "forecast": "forecast", "sweep": "sweep", "checkpoints": "checkpoints", "follow": "follow",
-    "spikes": "follow", "explore": "pages", "report": "pages", "masks": "listings", "metrics": "listings",
+    "spikes": "follow", "report": "report", "masks": "listings", "metrics": "listings",
     "models": "listings", "plugins": "listings",
 }  # fmt: skip
 COMMANDS = {name: f"rankscope.cli.{file}:{name}" for name, file in COMMANDS.items()}
 """The commands that rankscope ships, in the order of the help, and where the function of each is."""
-ELSEWHERE = dict.fromkeys(("reproduce", "study", "remedies"), "rankscope_studies")
+ELSEWHERE = {"explore": "rankscope_explorer"} | dict.fromkeys(("reproduce", "study", "remedies"), "rankscope_studies")
 """The package that has a command which rankscope itself does not ship."""
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 ClickException: Any = typer.BadParameter.__mro__[2]  # click's class, which each version of typer has in another module

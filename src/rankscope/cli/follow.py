@@ -3,6 +3,7 @@ spikes, and which signals moved before them."""
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import command_line, split_names
-from rankscope.cli.pages import open_port, say_address
 from rankscope.cli.show import console, machine, say, say_where, show_tables, tabular
-from rankscope.extras import counted
+from rankscope.extras import counted, need
+from rankscope.plugins import Group
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 EVERY = 1.0  # Seconds between two readings of the folder
 WIDTH, LAYERS, ALARMS = 32, 33, 6  # Characters of a sparkline, layers of a table and alarms that are shown, at most
+
+
+SHIPPED: dict[str, Callable[..., None]] = {}  # Pages are served by rankscope-explorer
+PAGES: Group[Callable[..., None]] = Group("pages", "a function", callable, lambda each: each.__name__)
+"""By the name of a command, what serves its page: a function of the command's own arguments."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ def follow(
     trainings = {run: read_training(run) for run in runs}
     names = {run: _names(training, metric) for run, training in trainings.items()}
     if paging.page:
-        return _serve(runs, next(iter(names[runs[0]]), None), paging, printing)
+        need("a page", "rankscope_explorer", "fastapi", "uvicorn", "plotly")
+        return PAGES["follow"](runs, next(iter(names[runs[0]]), None), paging, printing)
     if printing.as_json:
         answers = [described(training, names[run]) for run, training in trainings.items()]
         return machine(answers[0] if len(runs) == 1 else answers)
@@ -89,16 +96,6 @@ def _live(runs: list[Path], metric: str | None, quiet: bool) -> None:
             parts = [shown(training, _names(training, metric), quiet, height) for training in trainings.values()]
             live.update(Group(*parts), refresh=True)
             time.sleep(EVERY)
-
-
-def _serve(runs: list[Path], metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
-    """Serve the page of the runs until Ctrl-C."""
-    listening, address = open_port("a page", page.port)
-    say_address("Following", address, printing, runs=list(map(str, runs)))
-    from rankscope.explorer.follow import app
-    from rankscope.explorer.server import serve_forever
-
-    serve_forever(app(runs, listening.getsockname()[1], metric), listening, None if page.no_open else address)
 
 
 def shown(

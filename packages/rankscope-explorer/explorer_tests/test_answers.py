@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 import torch
 
+from explorer_tests.serving import TEXT, Served, drawn, small_networks, tiny
 from rankscope import certify, decompose, load, measure
-from rankscope.explorer.answers import Answers, measure_page, network_with
-from rankscope.explorer.controls import Controls, PageRequest
-from rankscope.explorer.network_cache import MOST_RANDOM, NetworkCache
 from rankscope.nets import Architecture
 from rankscope.sources import untrained
-from tests.explorer.serving import TEXT, Served, drawn, small_networks, tiny
+from rankscope_explorer.answers import Answers, measure_page, network_with
+from rankscope_explorer.controls import Controls, PageRequest
+from rankscope_explorer.network_cache import MOST_RANDOM, NetworkCache
 
 TURNS: list[dict[str, Any]] = [
     {},

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import LateError, RankscopeError
-from rankscope.explorer.answers import network_with, page_sentence
-from rankscope.explorer.controls import Controls, ForecastRequest, in_page_words
-from rankscope.explorer.jobs import InterruptMode, JobCancelled
-from rankscope.explorer.network_cache import NetworkCache, weights_drawn
 from rankscope.forecasts import PARTS, Forecast, Mend, chance_words, forecast, place_of_100
 from rankscope.nets import Architecture
+from rankscope_explorer.answers import network_with, page_sentence
+from rankscope_explorer.controls import Controls, ForecastRequest, in_page_words
+from rankscope_explorer.jobs import InterruptMode, JobCancelled
+from rankscope_explorer.network_cache import NetworkCache, weights_drawn
 
 FORECAST_SECONDS = 600.0  # that a forecast with its mends may take
 UNASKED, LARGEST, MENDED = 20.0, 120.0, 40.0  # of `size`: forecast at once; at all; with mends

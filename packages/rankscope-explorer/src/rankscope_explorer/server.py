@@ -18,9 +18,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rankscope.errors import ExplorerError
 
 if TYPE_CHECKING:
-    from rankscope.explorer.jobs import Jobs
-    from rankscope.explorer.network_cache import NetworkCache
-    from rankscope.explorer.page import Guard
+    from rankscope_explorer.jobs import Jobs
+    from rankscope_explorer.network_cache import NetworkCache
+    from rankscope_explorer.page import Guard
 
 LOOPBACK = "127.0.0.1"
 REQUEST_SECONDS = 10.0  # within which a request must have arrived, head and body
@@ -67,8 +67,8 @@ def make_server(asgi: "Guard", jobs: "Jobs | None" = None, patience: float = REQ
 
 def serve(networks: "NetworkCache", listening: socket.socket, page: str | None = None) -> None:
     """Run the explorer over these networks until Ctrl-C, and open a browser at `page`."""
-    from rankscope.explorer.api import app
-    from rankscope.explorer.jobs import Jobs
+    from rankscope_explorer.api import app
+    from rankscope_explorer.jobs import Jobs
 
     jobs = Jobs()
     serve_forever(app(networks, listening.getsockname()[1], jobs), listening, page, jobs)

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 
-from rankscope.explorer.api import app
-from rankscope.explorer.controls import Controls
-from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.network_cache import NetworkCache
-from rankscope.explorer.server import bind_port, make_server
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import untrained
+from rankscope_explorer.api import app
+from rankscope_explorer.controls import Controls
+from rankscope_explorer.jobs import Jobs
+from rankscope_explorer.network_cache import NetworkCache
+from rankscope_explorer.server import bind_port, make_server
 
 TEXT = "the sea, the sea and <b>the</b> ship"
 SMALL = {"layers": 2, "width": 8, "heads": 2}

@@ -7,8 +7,8 @@ from importlib.resources import files
 import httpx
 import pytest
 
-from rankscope.explorer.controls import Controls, RandomShape
-from tests.explorer.serving import QUICK, Served, raw, status
+from explorer_tests.serving import QUICK, Served, raw, status
+from rankscope_explorer.controls import Controls, RandomShape
 
 
 def test_every_answer_has_its_headers(served: Served) -> None:
@@ -57,7 +57,7 @@ def test_another_site_is_refused_by_what_its_browser_says(served: Served) -> Non
     assert served.ask(QUICK, **{"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
-STATIC = files("rankscope.explorer").joinpath("static")
+STATIC = files("rankscope_explorer").joinpath("static")
 PAGE = STATIC.joinpath("index.html").read_text(encoding="utf-8")
 SCRIPTS = {
     name: STATIC.joinpath(name).read_text(encoding="utf-8")

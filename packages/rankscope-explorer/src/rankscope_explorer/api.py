@@ -24,13 +24,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from rankscope.errors import BusyError, LateError, RankscopeError
-from rankscope.explorer import controls
-from rankscope.explorer.answers import Answers, page_sentence
-from rankscope.explorer.forecast_panel import FORECAST_SECONDS, ForecastPanel
-from rankscope.explorer.jobs import Jobs, PageJob, Work
-from rankscope.explorer.network_cache import MOST_REMEDIES, NetworkCache, described_remedies
-from rankscope.explorer.page import Guard, add_pages
 from rankscope.theory import THEOREMS
+from rankscope_explorer import controls
+from rankscope_explorer.answers import Answers, page_sentence
+from rankscope_explorer.forecast_panel import FORECAST_SECONDS, ForecastPanel
+from rankscope_explorer.jobs import Jobs, PageJob, Work
+from rankscope_explorer.network_cache import MOST_REMEDIES, NetworkCache, described_remedies
+from rankscope_explorer.page import Guard, add_pages
 
 MOST_BYTES = 64 * 1024  # of a request
 BODY_SECONDS = 5.0  # within which the body of a request must have arrived

@@ -9,15 +9,15 @@ import httpx
 import pytest
 import torch
 
+from explorer_tests.serving import QUICK, SMALL, Served, small_networks
 from rankscope import Architecture, Transformer, forecast
 from rankscope.errors import LateError
-from rankscope.explorer.controls import Controls, ForecastRequest
-from rankscope.explorer.forecast_panel import MOST_MENDS, TRAINED, ForecastPanel, size
-from rankscope.explorer.jobs import JobCancelled
-from rankscope.explorer.network_cache import NetworkCache
 from rankscope.forecasts import PARTS, place_of_100
 from rankscope.sources import untrained
-from tests.explorer.serving import QUICK, SMALL, Served, small_networks
+from rankscope_explorer.controls import Controls, ForecastRequest
+from rankscope_explorer.forecast_panel import MOST_MENDS, TRAINED, ForecastPanel, size
+from rankscope_explorer.jobs import JobCancelled
+from rankscope_explorer.network_cache import NetworkCache
 from tests.raising import raises
 
 SETTING: dict[str, Any] = {"shape": {**SMALL, "init": "xavier", "place": "pre"}, "skip": 0.5, "text": "a b c"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from explorer_tests.serving import TEXT, Served, drawn, small_networks
 from rankscope.errors import SettingError
-from rankscope.explorer.answers import Answers
-from rankscope.explorer.controls import Controls, PageRequest
-from tests.explorer.serving import TEXT, Served, drawn, small_networks
+from rankscope_explorer.answers import Answers
+from rankscope_explorer.controls import Controls, PageRequest
 from tests.raising import raises
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.errors import ArchitectureError, RankscopeError, SettingError
-from rankscope.explorer.controls import CONTROL_NAMES, MOST_TEXT, Controls, PageRequest, RandomShape, read_request
+from rankscope_explorer.controls import CONTROL_NAMES, MOST_TEXT, Controls, PageRequest, RandomShape, read_request
 from tests.raising import raises
 
 

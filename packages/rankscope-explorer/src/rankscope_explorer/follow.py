@@ -23,7 +23,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from rankscope.errors import RankscopeError
-from rankscope.explorer.page import Guard, add_pages
 from rankscope.figures import Chart, page_figure
 from rankscope.trainings import (
     STEPS,
@@ -42,6 +41,7 @@ from rankscope.trainings import (
     stamp,
     title_of,
 )
+from rankscope_explorer.page import Guard, add_pages
 
 PANELS, ALARMS = 6, 200  # Panels of a figure, and alarms of the list, at most
 SPIKES, EVENTS = 4, 8  # Spikes that are shown, the latest ones, and signals before each, at most

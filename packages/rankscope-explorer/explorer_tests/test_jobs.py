@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankscope.errors import BusyError, LateError
-from rankscope.explorer.jobs import Give, InterruptMode, JobCancelled, Jobs, PageJob
+from rankscope_explorer.jobs import Give, InterruptMode, JobCancelled, Jobs, PageJob
 from tests.raising import raises
 
 LONG = 60.0

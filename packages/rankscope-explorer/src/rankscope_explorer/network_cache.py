@@ -14,11 +14,11 @@ from dataclasses import fields
 from typing import Any
 
 from rankscope.errors import SettingError, require, require_one_of
-from rankscope.explorer.controls import RANDOM, Controls, RandomShape
 from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
 from rankscope.sources import is_drawn, named_network, untrained
 from rankscope.theory import WeightNorms
+from rankscope_explorer.controls import RANDOM, Controls, RandomShape
 
 MOST_RANDOM = 3  # random networks, and networks with remedies, that are kept: those of the page and of two pins
 MOST_REMEDIES = 4  # at a time

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.explorer.serving import Served, serving, small_networks
+from explorer_tests.serving import Served, serving, small_networks
 
 
 @pytest.fixture(scope="session")

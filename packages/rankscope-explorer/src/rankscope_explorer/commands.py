@@ -1,35 +1,14 @@
-"""`rankscope report` and `rankscope explore`: runs on one page, and the page on which a network is changed."""
+"""`rankscope explore`: the page on which a network is changed; and the page of `rankscope follow --page`."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import names
+from rankscope.cli import console, machine, names, say
 from rankscope.cli import options as opt
-from rankscope.cli.show import console, machine, say, say_where
 
 if TYPE_CHECKING:
     from socket import socket
-
-
-def report(
-    runs: Annotated[list[Path], opt.argument("RUN", "runs")],
-    output: Annotated[Path, opt.option(opt.RESULT, "PAGE", "page", (), "-o", "--output")] = Path("report.html"),
-    printing: opt.PrintOptions = opt.PrintOptions(),
-) -> None:
-    """Make one page of run folders, a chapter for each: interactive figures, tables, manifest.
-
-    The file stands alone: it can be opened, sent and kept without anything beside it.
-    """
-    from rankscope.files import writable_folder
-    from rankscope.report import write_report
-
-    writable_folder(output.parent)
-    written = write_report(runs, output)
-    if printing.as_json:
-        machine({"report": str(written)})
-    elif not printing.quiet:
-        say_where("Report", written)
 
 
 def explore(
@@ -51,10 +30,10 @@ def explore(
     It answers to this machine alone. Ctrl-C ends it.
     """
     listening, address = open_port("the explorer", page.port)
-    from rankscope.explorer.network_cache import NetworkCache
-    from rankscope.explorer.server import serve
     from rankscope.extras import installed
     from rankscope.sources import MINILM, named_network
+    from rankscope_explorer.network_cache import NetworkCache
+    from rankscope_explorer.server import serve
 
     at_hand = ["minilm"] if installed(MINILM) else []
     named = list(dict.fromkeys(models or at_hand))
@@ -67,12 +46,29 @@ def explore(
     serve(networks, listening, None if page.no_open else address)
 
 
+def follow(runs: list[Path], metric: str | None, page: opt.PageOptions, printing: opt.PrintOptions) -> None:
+    """Serve the page of training runs until Ctrl-C.
+
+    Args:
+        runs: The run folders, side by side and each by itself.
+        metric: The metric that is shown first; the first of the first run if left out.
+        page: The port, and whether a browser is opened.
+        printing: How the address is printed.
+    """
+    listening, address = open_port("a page", page.port)
+    say_address("Following", address, printing, runs=list(map(str, runs)))
+    from rankscope_explorer.follow import app
+    from rankscope_explorer.server import serve_forever
+
+    serve_forever(app(runs, listening.getsockname()[1], metric), listening, None if page.no_open else address)
+
+
 def open_port(what: str, port: int) -> "tuple[socket, str]":
     """Bind the port of a page, if the packages that serve it are installed: the socket, and its address."""
     from rankscope.extras import need
 
     need(what, "fastapi", "uvicorn", "plotly")
-    from rankscope.explorer.server import bind_port
+    from rankscope_explorer.server import bind_port
 
     listening = bind_port(port)
     return listening, f"http://127.0.0.1:{listening.getsockname()[1]}/"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from rankscope.explorer.follow import SPIKES, KnownEvents, app
 from rankscope.monitor.measurement import Alarm, Measurement
 from rankscope.report import read_run
 from rankscope.trainings import read_training
 from rankscope.trainings.figures import STEPS
 from rankscope.trainings.training import title_of
+from rankscope_explorer.follow import SPIKES, KnownEvents, app
 from tests.cli.running import answered, printed
 from tests.made_trainings import ALARM, SENTENCE, falling, learned, measurement, opened, row, spiking, written
 
@@ -105,7 +105,7 @@ def test_a_line_that_holds_no_rows_is_named_on_the_page_in_the_terminal_and_in_t
 
 
 def test_neither_a_page_nor_its_server_waits_for_torch() -> None:
-    code = "import sys, rankscope.explorer.follow, rankscope.explorer.server; assert 'torch' not in sys.modules"
+    code = "import sys, rankscope_explorer.follow, rankscope_explorer.server; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from rankscope.explorer.jobs import Give, Jobs, PageJob, Work
-from tests.explorer.serving import HEAVY, QUICK, Served, posted, raw, serving, small_networks, status
+from explorer_tests.serving import HEAVY, QUICK, Served, posted, raw, serving, small_networks, status
+from rankscope_explorer.jobs import Give, Jobs, PageJob, Work
 
 JSON = "application/json"
 

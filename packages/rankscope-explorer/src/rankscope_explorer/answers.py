@@ -19,9 +19,6 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import RankscopeError, SettingError, require
-from rankscope.explorer.controls import RANDOM, Controls, PageRequest, in_page_words
-from rankscope.explorer.jobs import InterruptMode
-from rankscope.explorer.network_cache import NetworkCache, chosen_remedies, sizes
 from rankscope.figures import Chart
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
@@ -40,6 +37,9 @@ from rankscope.report import cloud_views, section_json
 from rankscope.results import Plot, Section, Table, Views
 from rankscope.runs import Manifest, Network
 from rankscope.theory import EXACT, RANK, BoundView, Certificates, bounds_sentence, certify, quantity
+from rankscope_explorer.controls import RANDOM, Controls, PageRequest, in_page_words
+from rankscope_explorer.jobs import InterruptMode
+from rankscope_explorer.network_cache import NetworkCache, chosen_remedies, sizes
 
 METRICS = ("relative_residual", "relative_mu")
 MOST_KEPT = 24  # results: measurement, paths and bounds of eight positions of the controls

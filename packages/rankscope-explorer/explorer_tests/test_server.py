@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.explorer.serving import QUICK, raw, serving, small_networks
+from explorer_tests.serving import QUICK, raw, serving, small_networks
 
 
 @pytest.mark.slow

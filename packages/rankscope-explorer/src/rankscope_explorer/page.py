@@ -106,7 +106,7 @@ def add_pages(api: FastAPI, first: str) -> None:
         return static("icon.svg")
 
 
-def static(name: str, package: str = "rankscope.explorer") -> Response:
+def static(name: str, package: str = "rankscope_explorer") -> Response:
     """A file of the page, by its name alone: a path is not looked up."""
     kind = KINDS.get(name[name.rfind(".") :])
     folder = files(package).joinpath("static")
