@@ -1,8 +1,7 @@
-"""The tables of a depth card with a row for each sample, by layer, by head and by norm, and what they come to.
+"""What the tables of a depth card come to: means over samples, effective depths, a sentence, and cells of text that are
+the same in a terminal, a notebook and the report.
 
-`card.py` calls `sample_tables` with what was read, what paths carry and what was lost; what is not known is null. The
-rest of the file takes the tables: means over samples, effective depths, a sentence, and cells of text that are the same
-in a terminal, a notebook and the report.
+`card.py` makes the tables and calls the functions of this file.
 """
 
 import math
@@ -10,80 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import polars as pl
-from torch import Tensor
 
-from rankscope.depths.readings import ForwardReadings
 from rankscope.extras import counted
-from rankscope.paths import LayerShares
 
-Shares = tuple[LayerShares, LayerShares]  # Of the output, and of its residual
-Columns = Mapping[str, Tensor | None]  # Numbers of all samples by column; None where they are not known
-SHARES = ("share", "share_embedding", "share_bias", "residual_share")
-LOST = ("lost", "lost_cosine", "lost_residual", "lost_below_floor", "lost_residual_below_floor")
 MARKS = ("lost_below_floor", "lost_residual_below_floor", "rank_doubtful")
 """Columns that say whether rounding may have decided a number."""
-READ = ("cosine", "entropy", "sink")
-HEAD_COLUMNS = ("sample", "layer", "head", *SHARES, *READ, *LOST)
-LAYER_COLUMNS = (
-    "sample", "layer", *SHARES, "share_attention", "share_mlp", "influence", "cosine_attention", "cosine_mlp", *READ,
-    "sink_heads", "rank", "rank_doubtful", *LOST,
-)  # fmt: skip
-NORM_COLUMNS = ("sample", "layer", "norm_name", "rank_before", "rank_after", "rank_doubtful")
-"""The columns of each table."""
-PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm_name": pl.String}
-
-
-def sample_tables(
-    forward: ForwardReadings, shares: Mapping[int, Shares], losses: Mapping[tuple[int, int | None], Columns]
-) -> dict[str, pl.DataFrame]:
-    """The tables `layers`, `heads` and `norms`, of what was read of each layer; of what passes through it, by its
-    number from 1 (empty where paths are not known); and of what is lost without a layer (its head is None) or head."""
-    layers, heads = [], []
-    for layer, (of_layer, of_heads) in enumerate(zip(forward.layers, forward.heads, strict=True), 1):
-        through = shares.get(layer)
-        layers.append(_rows({"layer": layer}, {**_shares(through), **of_layer, **losses[layer, None]}))
-        for head in range(of_heads["entropy"].shape[1]):
-            read = {name: values[:, head] for name, values in of_heads.items()}
-            lost = losses.get((layer, head), dict.fromkeys(LOST))
-            heads.append(_rows({"layer": layer, "head": head}, {**_shares(through, head), **lost, **read}))
-    norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(norm_place, ranks) for norm_place, ranks in forward.norms)]
-    return {
-        "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
-        "norms": pl.concat(norms),
-    }  # fmt: skip
-
-
-def _kind(name: str) -> Any:
-    """The type of a column."""
-    return PLACES.get(name, pl.Boolean if name in MARKS else pl.Float64)
-
-
-SCHEMAS = [{name: _kind(name) for name in columns} for columns in (LAYER_COLUMNS, HEAD_COLUMNS, NORM_COLUMNS)]
-"""The columns of the tables of layers, heads and norms, and their types."""
-
-
-def _rows(place: Mapping[str, Any], columns: Mapping[str, Tensor | None]) -> pl.DataFrame:
-    """The rows of all samples at one place."""
-    samples = next(len(values) for values in columns.values() if values is not None)
-    series = [pl.Series("sample", list(range(samples)), _kind("sample"))]
-    series += [pl.Series(name, [value] * samples, _kind(name)) for name, value in place.items()]
-    for name, values in columns.items():
-        numbers = [None] * samples if values is None else values.tolist()
-        series.append(pl.Series(name, numbers, _kind(name)))
-    return pl.DataFrame(series).fill_nan(None)
-
-
-def _shares(shares: Shares | None, head: int | None = None) -> Columns:
-    """What passes through one head of a layer or, without one, through the layer and its halves."""
-    names = (*SHARES, *(() if head is not None else ("share_attention", "share_mlp")))
-    if shares is None:
-        return dict.fromkeys(names)
-    of_output, of_residual = (part.layer if head is None else part.heads[..., head] for part in shares)
-    values = [of_output.sum(0), of_output[0], of_output[1], of_residual.sum(0)]
-    halves = [shares[0].heads.sum((0, 2)), shares[0].mlp.sum(0)]
-    return dict(zip(names, [*values, *(halves if head is None else [])], strict=True))
-
-
 MOST_OF_IT = 0.95  # The part of all losses that the layers of `layers_for_most` have
 LITTLE = 0.01  # The change of the output below which a head can be spared
 

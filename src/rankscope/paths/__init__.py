@@ -1,6 +1,5 @@
 """Paths: a network as the exact sum of one term per way through its heads."""
 
-from rankscope.paths.by_part import LayerShares, TwoPasses, centred_tokens, uniform
 from rankscope.paths.counts import (
     Path,
     Ways,
@@ -24,18 +23,36 @@ from rankscope.paths.figures import (
     lengths_section,
     single_paths_chart,
 )
-from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, freeze, frozen_pass, require_linear
+from rankscope.paths.frozen import (
+    FreezingRules,
+    Frozen,
+    FrozenLayer,
+    FrozenNorm,
+    FrozenRules,
+    HeadTerms,
+    Parts,
+    Terms,
+    WholeNetwork,
+    centred_tokens,
+    closure_of,
+    freeze,
+    frozen_pass,
+    require_linear,
+    share,
+    size_of,
+    uniform,
+)
 from rankscope.paths.heaviest import Heaviest
-from rankscope.paths.lengths import ByLength, by_length, rate, share
-from rankscope.paths.polynomials import length_terms
+from rankscope.paths.lengths import ByLength, by_length, length_terms
 from rankscope.paths.positions import ByPosition
-from rankscope.paths.terms import OwnAttention, PathRules, PathStep, WholeNetwork, path_terms
+from rankscope.paths.single_paths import OwnAttention, PathRules, PathStep, path_terms, rate
 
 __all__ = [
-    "ByLength", "ByPosition", "Decomposition", "FreezingRules", "Frozen", "FrozenLayer", "FrozenNorm", "Heaviest",
-    "LABELLED", "LayerShares", "OwnAttention", "Path", "PathRules", "PathStep", "PathTerm", "TwoPasses", "Ways",
-    "WholeNetwork", "all_paths", "by_length", "carried", "centred_tokens", "counts_along", "decompose", "freeze",
-    "frozen_pass", "heads_chart", "heads_section", "heads_table", "length_of", "length_terms", "length_views",
-    "lengths_chart", "lengths_section", "path_counts", "path_shares", "path_terms", "paths_along", "rate",
-    "require_linear", "sampled_paths", "share", "single_paths_chart", "uniform",
+    "ByLength", "ByPosition", "Decomposition", "FreezingRules", "Frozen", "FrozenLayer", "FrozenNorm",
+    "FrozenRules", "HeadTerms", "Heaviest", "LABELLED", "OwnAttention", "Parts", "Path", "PathRules", "PathStep",
+    "PathTerm", "Terms", "Ways", "WholeNetwork", "all_paths", "by_length", "carried", "centred_tokens",
+    "closure_of", "counts_along", "decompose", "freeze", "frozen_pass", "heads_chart", "heads_section",
+    "heads_table", "length_of", "length_terms", "length_views", "lengths_chart", "lengths_section", "path_counts",
+    "path_shares", "path_terms", "paths_along", "rate", "require_linear", "sampled_paths", "share",
+    "single_paths_chart", "size_of", "uniform",
 ]  # fmt: skip

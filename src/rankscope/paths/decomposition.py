@@ -1,9 +1,8 @@
 """`decompose`: a network on its input as the exact sum of its paths.
 
 The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
-then linear, and every question is a traversal with other rules: sums by length (`lengths.py`,
-`polynomials.py`), by layer and head (`by_part.py`), by source token (`positions.py`), single paths
-(`terms.py`), the heaviest (`heaviest.py`).
+then linear, and every question is a traversal with other rules: sums by length (`lengths.py`), by layer and head
+(`by_part.py`), by source token (`positions.py`), single paths (`single_paths.py`), the heaviest (`heaviest.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +20,13 @@ from rankscope.nets import kept_heads, usual_modes
 from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
 from rankscope.paths.figures import counted_paths, heads_section, lengths_overview, lengths_section
-from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.frozen import Frozen, Terms, WholeNetwork, closure_of, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
-from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of, path_residuals
+from rankscope.paths.lengths import LENGTHS, ByLength, by_length
 from rankscope.paths.positions import ByPosition, by_position
-from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
+from rankscope.paths.single_paths import OwnAttention, PathRules, PathStep, path_residuals, path_sum
 from rankscope.results import Result, Section
-from rankscope.runs import Manifest, manifest_of
+from rankscope.runs import Manifest, network_manifest
 from rankscope.shapes import Float
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
@@ -127,12 +126,9 @@ class Decomposition(Result):
         """What was decomposed, with what."""
         if self.given is not None:
             return self.given
-        net, (samples, tokens, _) = self.frozen.net, self.frozen.X.shape
-        described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-        dtype, checks = str(net.dtype).removeprefix("torch."), {"closure": self.closure}
-        made = manifest_of(described, str(net.device), self.variant, dtype, [], checks)
-        origin = None if net.origin is None else net.origin.described()
-        return made.adding(samples=samples, tokens=tokens, closure=self.closure, origin=origin)
+        samples, tokens, _ = self.frozen.X.shape
+        made = network_manifest(self.frozen.net, {"closure": self.closure}, self.variant)
+        return made.adding(samples=samples, tokens=tokens, closure=self.closure)
 
     @cached_property
     def tables(self) -> Mapping[str, pl.DataFrame]:
@@ -278,7 +274,7 @@ class Decomposition(Result):
 
     @usual_modes()
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
-        """Relative residuals of single paths, `count` drawn of each length, at any scale (`lengths.py`)."""
+        """Relative residuals of single paths, `count` drawn of each length, at any scale (`single_paths.py`)."""
         counts = counts_along(self.frozen.ways)
         wanted = [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
         most = {length: min(count, counts[checked_length(length, self.layers)]) for length in wanted}

@@ -27,11 +27,10 @@ from torch import Tensor
 from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.metrics import frobenius_norm, mu, unit_of
-from rankscope.nets import Arithmetic, Block, Half, Part, traverse
+from rankscope.nets import Arithmetic, Block, Branch, Half, Part, Tokens, traverse
 from rankscope.paths.counts import Path
-from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
-from rankscope.paths.lengths import DIGITS
-from rankscope.paths.terms import FrozenRules, PathExtensions, PathRules, Terms
+from rankscope.paths.frozen import DIGITS, Frozen, FrozenLayer, FrozenNorm, FrozenRules, HeadTerms, Terms
+from rankscope.paths.single_paths import PathRules
 from rankscope.results import lines
 
 Progress = Callable[[int, int], None]  # called with (beginnings computed, at most so many)
@@ -151,6 +150,35 @@ def _ahead(frozen: Frozen) -> list[Tensor]:
         gain: Tensor = traverse(layer.block, _GainRules(frozen, layer), torch.ones_like(last)).state
         ahead.append(ahead[-1] * gain)
     return ahead[::-1]
+
+
+class PathExtensions(FrozenRules):
+    """Every way on from one path, side by side: past the heads first where that is a way, then each head."""
+
+    def ways(self, index: int, Y: Tokens) -> list[tuple[int | None, Tokens]]:
+        """Each way through layer `index`, and the tokens after it."""
+        layer = self.frozen.layers[index]
+        if not layer.ways:
+            return []
+        return list(zip(layer.ways, self.through(layer.block, Terms(Y[None])).parts, strict=True))
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Attention is taken where a head is active, and the MLP beside it where there is a way past."""
+        return not half.attends or branch.part == "mlp" or bool(block.active_heads)
+
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
+        """What each head adds, as a part of its own."""
+        active = list(block.active_heads)
+        weight = block.weights.attention.output.weight[active]
+        return Terms(torch.einsum("bhtc,hcd->hbtd", head_terms[0][:, active], weight))
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """What goes past the heads beside what goes through each."""
+        if not half.attends:
+            return super().add(block, half, terms, branches)
+        past, heads = ({name: branches[name] for name in branches if name != "attention"}, branches.get("attention"))
+        ways = [super().add(block, half, terms, past).parts] if None in self.layer(block).ways else []
+        return Terms(torch.cat([*ways, *([] if heads is None else [heads.parts])]))
 
 
 class _GainRules(Arithmetic):

@@ -12,7 +12,7 @@ polynomial: coefficient k has what came back along paths of length k, and a laye
 
 The size of a term has no such shortcut: it takes a forward pass for each source.
 
-Called by `Decomposition.by_position`; uses the rules of `terms.py`, one layer at a time, so that layers may stay in
+Called by `Decomposition.by_position`; uses the rules of `frozen.py`, one layer at a time, so that layers may stay in
 their files.
 """
 
@@ -26,10 +26,8 @@ from torch import Tensor
 from rankscope.errors import PathError
 from rankscope.metrics import frobenius_norm
 from rankscope.nets import Block, Half, Tokens, release
-from rankscope.paths.frozen import Frozen, Parts
-from rankscope.paths.lengths import require_closure, size_of
-from rankscope.paths.polynomials import length_terms
-from rankscope.paths.terms import FrozenRules, Terms, WholeNetwork
+from rankscope.paths.frozen import Frozen, FrozenRules, Parts, Terms, WholeNetwork, require_closure, size_of
+from rankscope.paths.lengths import length_terms
 from rankscope.shapes import Float
 
 

@@ -170,6 +170,14 @@ def manifest_of(
     return begun(device).adding(networks=(network.adding(**described),))
 
 
+def network_manifest(net: Any, checks: dict[str, Any], variant: str = "as given") -> Manifest:
+    """The manifest of a `Transformer` that ran in its own dtype and where it is, with the origin of its weights;
+    `checks` and `variant` are as in `manifest_of`."""
+    described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
+    made = manifest_of(described, str(net.device), variant, str(net.dtype).removeprefix("torch."), [], checks)
+    return made.adding(origin=None if net.origin is None else net.origin.described())
+
+
 def begun(device: str) -> Manifest:
     """The manifest of a run that begins now, on this machine."""
     return Manifest(
