@@ -130,7 +130,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     [
         ({"on": "spark"}, "on"), ({"on": "ray:localhost:1"}, "on"), ({"workers": 0}, "workers"),
         ({"threads": 0}, "threads"), ({"gpus_per_cell": -1.0}, "gpus_per_cell"),
-        ({"gpus_per_cell": 1000.0}, "gpus_per_cell"),
+        ({"gpus_per_cell": 1000.0}, "gpus_per_cell"), ({"cores": 2}, "cores"),
     ],
 )  # fmt: skip
 def test_a_sweep_that_has_nowhere_to_run_writes_nothing(options: dict[str, Any], subject: str, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ that, what they come to and their cells in text. `figures.py` draws it. `cut.py`
 
 from rankscope.depths.card import DepthCard, depth
 from rankscope.depths.criteria import Sample, next_token_loss
-from rankscope.depths.cut import Cut, Fidelity, cut, fidelity, fidelity_of
+from rankscope.depths.cut import Cut, Fidelity, ScoringOptions, cut, fidelity, fidelity_of
 from rankscope.depths.figures import printed
 from rankscope.depths.passes import layers_applied
 from rankscope.depths.tables import MARKS, norms_sentence
 
 __all__ = [
-    "Cut", "DepthCard", "Fidelity", "MARKS", "Sample", "cut", "depth", "fidelity", "fidelity_of", "layers_applied",
-    "next_token_loss", "norms_sentence", "printed",
+    "Cut", "DepthCard", "Fidelity", "MARKS", "Sample", "ScoringOptions", "cut", "depth", "fidelity", "fidelity_of",
+    "layers_applied", "next_token_loss", "norms_sentence", "printed",
 ]  # fmt: skip

@@ -114,12 +114,12 @@ def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
     path = tuple(path)
     if len(path) != len(ways):
         raise PathError(f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path")
-    for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
+    for layer, (head, choices) in enumerate(zip(path, ways, strict=True), 1):
         if head is not None and not (type(head) is int and 0 <= head < heads):
             raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
-            sentence = f"in layer {layer} (0-based) of this network {what}, so there is no path {path}"
+            sentence = f"in layer {layer} of this network {what}, so there is no path {path}"
             listed = ", ".join(map(str, choices)) or "no ways"
             raise PathError(f"{sentence}: name one of {listed} there", subject="path")
     return path
