@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 import torch
@@ -207,7 +207,7 @@ class DepthCard(Result):
         return {f"depth_{name}": self.by_sample[name] for name in TABLES}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "DepthCard":
         """The card of these tables; of earlier versions the manifest has the notes."""
         known = manifest.networks[0].checks.get("notes", ()) if manifest.networks else ()
         by_sample = {name: tables[f"depth_{name}"] for name in TABLES}

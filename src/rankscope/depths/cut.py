@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import polars as pl
 import torch
@@ -119,7 +119,7 @@ class Cut(Result):
         return {**chosen, "columns": self.scores.columns, "sentence": self.sentence, **self.fidelity._asdict()}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "Cut":
         """The cut of these scores, without its networks."""
         scores = tables["cut_scores"].select(details["columns"])
         heads = tuple((int(layer), int(head)) for layer, head in details["heads"])

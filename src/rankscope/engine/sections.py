@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import polars as pl
 
@@ -52,13 +52,13 @@ class Sweep(Result):
         return {"sweep": self.table, "cells": self.cells, **self.further}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "Sweep":
         """The sweep of these tables."""
         further = {name: table for name, table in tables.items() if name not in ("sweep", "cells")}
         return cls(tables["sweep"], tables["cells"], manifest, further)
 
     @classmethod
-    def of_run(cls, run: Run, entry: str) -> Self:
+    def of_run(cls, run: Run, entry: str) -> "Sweep":
         """The sweep in a run folder; what is shown of it checks its tables."""
         jobs = {job.table for job in JOBS.values()}
         tables = {name: run.table(name) for name in ("sweep", "cells", *sorted(jobs)) if run.has(name)}

@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, product
 from math import comb
+from typing import Any
 
 from rankscope.errors import PathError, require
 
@@ -107,7 +108,7 @@ def checked_length(length: int, layers: int) -> int:
     return length
 
 
-def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
+def checked(path: Any, ways: Ways, heads: int) -> Path:
     """The path as a tuple, if it is one of a network whose layers have these ways."""
     if isinstance(path, str) or not isinstance(path, Iterable):
         raise PathError(f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path")

@@ -8,7 +8,7 @@ then linear, and every question is a traversal with other rules: sums by length 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import polars as pl
 import torch
@@ -145,7 +145,9 @@ class Decomposition(Result):
         return {"variant": self.variant, **sizes, "paths": paths}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(
+        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]
+    ) -> "Decomposition":
         """The decomposition of these tables, without its network."""
         known = {name: value for name, value in details.items() if name != "notes"}
         return cls(None, details["variant"], manifest, tables, known)

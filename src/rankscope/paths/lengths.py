@@ -14,7 +14,7 @@ output bias does not.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import polars as pl
 import torch
@@ -287,7 +287,7 @@ class ByLength(Result):
         return {**counts, "closure": self.closure, "variant": self.variant, "dtype": str(self.output.dtype)}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "ByLength":
         """The sums of these tables, on the CPU."""
         terms, dtype = tables["terms"], getattr(torch, details["dtype"].removeprefix("torch."))
         output = terms.filter(start="output")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import polars as pl
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any]  # The type of each column
 COLUMNS = 80  # Characters of a line of text
+R = TypeVar("R", bound="Result")
+T = TypeVar("T", bound="TableResult")
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # raised on odd content
 
 
@@ -67,7 +69,7 @@ class Result(ABC):
 
     @classmethod
     @abstractmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls: type[R], tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> R:
         """The result of these tables, made again; `details` has the `notes` and what `details` gave."""
 
     @abstractmethod
@@ -137,7 +139,7 @@ class Result(ABC):
         store.write(entry or self.kind, self.manifest, {**self.tables, **(also or {})}, documents, self.kind)
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls: type[R], path: str | Path) -> R:
         """The result in a run folder, or in a single Parquet file; raises FileError if there is none, or another."""
         path = Path(path)
         if path.suffix == ".parquet" or path.is_file():
@@ -151,7 +153,7 @@ class Result(ABC):
         )
 
     @classmethod
-    def of_run(cls, run: Run, entry: str) -> Self:
+    def of_run(cls: type[R], run: Run, entry: str) -> R:
         """The result that an entry of a run folder holds."""
         held = [name for name in cls.schemas if name not in cls.optional or run.has(name)]
         missing = [name for name in held if not run.has(name)]
@@ -186,7 +188,7 @@ class Result(ABC):
         return made
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+    def from_dict(cls: type[R], content: Mapping[str, Any]) -> R:
         """What `to_dict` gave, made again."""
         begin = f"{cls.__name__}.from_dict must be given"
         try:
@@ -205,8 +207,8 @@ class Result(ABC):
 
     @classmethod
     def _made(
-        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any], begin: str
-    ) -> Self:
+        cls: type[R], tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any], begin: str
+    ) -> R:
         """What `made_of` makes; an error that begins so where something of it is missing or of another type."""
         try:
             return cls.made_of(tables, manifest, details)
@@ -263,7 +265,7 @@ class Result(ABC):
     # --- tables as they were saved ---
 
     @classmethod
-    def _of_file(cls, path: Path) -> Self:
+    def _of_file(cls: type[R], path: Path) -> R:
         if not path.is_file():
             raise FileError(f"a Parquet file must hold {cls.words()}; there is none at {path}", subject=str(path))
         name, *more_tables = [name for name in cls.schemas if name not in cls.optional]
@@ -313,7 +315,7 @@ class TableResult(Result):
         return {self.kind: self.table}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls: type[T], tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> T:
         """The result of this table."""
         return cls(tables[cls.kind], manifest)
 

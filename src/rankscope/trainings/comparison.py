@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -61,7 +61,9 @@ class RunComparison(Result):
         return {"metric": self.metric, "names": list(self.names), "steps": self.steps}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(
+        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]
+    ) -> "RunComparison":
         """The comparison of this table."""
         lines = [
             RunsLine(str(name), part["value"].to_list(), part["parted_at"][0], part["below_floor"].to_list())

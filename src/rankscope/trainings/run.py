@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
@@ -46,12 +46,14 @@ class TrainingRun(TrainingTables, Result):
         return {TRAINING_TABLE: self.table, ALARMS_TABLE: self.alarms, CERTIFICATES_TABLE: self.certificates}
 
     @classmethod
-    def of_run(cls, run: Run, entry: str) -> Self:
+    def of_run(cls, run: Run, entry: str) -> "TrainingRun":
         """The training in a run folder, whose tables may be growing."""
         return read_tables(run.folder, cls)
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(
+        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]
+    ) -> "TrainingRun":
         """The training of these tables, which are in no folder."""
         empty = {name: pl.DataFrame(schema=cls.schemas[name]) for name in cls.optional}
         table, alarms, certificates = ({**empty, **tables}[name] for name in READ)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import polars as pl
 
@@ -80,7 +80,7 @@ class Spikes(Result):
         return {"score": self.score, "signals": self.signals}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "Spikes":
         """The spikes of these tables."""
         spikes = [Spike(**row) for row in tables["spikes"].iter_rows(named=True)]
         return cls(float(details["score"]), spikes, tables["spike_events"], int(details["signals"]), manifest,
