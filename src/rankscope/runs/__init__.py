@@ -2,7 +2,6 @@
 
 from rankscope.runs import tables
 from rankscope.runs.journal import Journal
-from rankscope.runs.key import difference, digest, files_of, key_of
 from rankscope.runs.lock import lock_if_free, unlock
 from rankscope.runs.manifest import (
     EarlyStop,
@@ -10,7 +9,11 @@ from rankscope.runs.manifest import (
     Network,
     Text,
     begun,
+    difference,
+    digest,
+    files_of,
     joined,
+    key_of,
     manifest_of,
     network_manifest,
     versions,

@@ -22,8 +22,7 @@ import polars as pl
 
 from rankscope.errors import FileError, require
 from rankscope.extras import need
-from rankscope.trainings.spike_report import Spikes
-from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
+from rankscope.trainings.spikes import Signal, Spikes, find_spikes, order_of_events
 from rankscope.trainings.training import TrainingTables, read_tables
 
 STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step",
