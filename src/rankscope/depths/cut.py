@@ -188,8 +188,8 @@ def _sentence(
     """What was taken out, and what the output lost by it."""
     error, cosine = kept
     if heads:
-        real = "removed" if small.arch.heads < whole.arch.heads else "silenced, not removed"
-        what = f"{len(heads)} of {whole.arch.layers * whole.arch.heads} heads {real}"
+        how = "removed" if small.arch.heads < whole.arch.heads else "silenced, not removed"
+        what = f"{len(heads)} of {whole.arch.layers * whole.arch.heads} heads {how}"
     elif layers:
         *most, last = map(str, sorted(layers))
         listed = f"s {', '.join(most)} and {last}" if most else f" {last}"

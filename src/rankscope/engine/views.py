@@ -216,8 +216,8 @@ def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
     for name, value in parse_choice(choice, cells).items():
         require_one_of("a factor of this sweep", name, cells.columns, SweepError, name)
         cells = cells.filter(_equals(cells.schema[name].is_numeric(), pl.col(name), value))
-    came = f"{choice!r} chooses {len(cells)} of {total} in {run.folder}"
-    sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
+    chosen = f"{choice!r} chooses {len(cells)} of {total} in {run.folder}"
+    sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {chosen}"
     require(1 <= len(cells) <= MOST_CHOSEN, sentence, SweepError, "choice")
     return cells
 

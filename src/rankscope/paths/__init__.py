@@ -1,4 +1,19 @@
-"""Paths: a network as the exact sum of one term per way through its heads."""
+"""Paths: a network as the exact sum of one term per way through its heads.
+
+`frozen.py` holds a network as measured on its tokens; sums by length (`lengths.py`), by layer and head (`by_part.py`)
+and by source token (`positions.py`), single paths (`single_paths.py`) and the heaviest (`heaviest.py`) are traversals
+of it, and `Decomposition` asks them. The axes of tensors, by name:
+
+| axis         | what it counts                                                                                 |
+|--------------|------------------------------------------------------------------------------------------------|
+| `part`       | terms that go through the network side by side; what they are depends on the rules             |
+| `length`     | the heads in a path, from 0 to the number of layers; of polynomials, the power of z            |
+| `start`      | where paths start: 0 at the embedding, 1 at a bias                                             |
+| `batch`      | samples                                                                                        |
+| `token`      | tokens of a sample, valid ones first, padding after them                                       |
+| `head`       | heads of a layer, from 0; `key_head` where several share keys and values                       |
+| `width`      | entries of hidden states; `head_width` of one head's output, `mlp_width` inside the MLP        |
+"""
 
 from rankscope.paths.counts import (
     Path,
@@ -45,11 +60,11 @@ from rankscope.paths.frozen import (
 from rankscope.paths.heaviest import Heaviest
 from rankscope.paths.lengths import ByLength, by_length, length_terms
 from rankscope.paths.positions import ByPosition
-from rankscope.paths.single_paths import OwnAttention, PathRules, PathStep, path_terms, rate
+from rankscope.paths.single_paths import AfterLayer, OwnAttention, PathRules, path_terms, rate
 
 __all__ = [
     "ByLength", "ByPosition", "Decomposition", "FreezingRules", "Frozen", "FrozenLayer", "FrozenNorm",
-    "FrozenRules", "HeadTerms", "Heaviest", "LABELLED", "OwnAttention", "Parts", "Path", "PathRules", "PathStep",
+    "FrozenRules", "HeadTerms", "Heaviest", "LABELLED", "OwnAttention", "Parts", "Path", "PathRules", "AfterLayer",
     "PathTerm", "Terms", "Ways", "WholeNetwork", "all_paths", "by_length", "carried", "centred_tokens",
     "closure_of", "counts_along", "decompose", "freeze", "frozen_pass", "heads_chart", "heads_section",
     "heads_table", "length_of", "length_terms", "length_views", "lengths_chart", "lengths_section", "path_counts",

@@ -24,7 +24,7 @@ from rankscope.paths.frozen import Frozen, Terms, WholeNetwork, closure_of, free
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import LENGTHS, ByLength, by_length
 from rankscope.paths.positions import ByPosition, by_position
-from rankscope.paths.single_paths import OwnAttention, PathRules, PathStep, path_residuals, path_sum
+from rankscope.paths.single_paths import AfterLayer, OwnAttention, PathRules, path_residuals, path_sum
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest, network_manifest
 from rankscope.shapes import Float
@@ -248,7 +248,7 @@ class Decomposition(Result):
         `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
         spec = checked(path, self.frozen.ways, self.heads)
         frozen = self.frozen
-        term = self._ended(path_sum(frozen, [spec], self._step(attention)), attention)
+        term = self._ended(path_sum(frozen, [spec], self._after_layer(attention)), attention)
         own_patterns = OwnAttention(frozen).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
@@ -327,12 +327,12 @@ class Decomposition(Result):
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
         specs = [checked(path, self.frozen.ways, self.heads) for path in paths]
-        term = path_sum(self.frozen, specs, self._step(attention))
+        term = path_sum(self.frozen, specs, self._after_layer(attention))
         return self.frozen.restored(self._ended(term, attention))
 
-    def _step(self, attention: str) -> PathStep:
+    def _after_layer(self, attention: str) -> AfterLayer:
         require_one_of("attention", attention, ("shared", "own"), PathError)
-        return PathRules(self.frozen).step if attention == "shared" else OwnAttention(self.frozen).step
+        return PathRules(self.frozen).after_layer if attention == "shared" else OwnAttention(self.frozen).after_layer
 
     def _ended(self, term: Tensor, attention: str) -> Tensor:
         """Through the final norm: frozen, or for paths of their own computed on what they add up to."""

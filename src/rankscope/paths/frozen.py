@@ -200,16 +200,16 @@ class FreezingRules(Plain):
         up = affine(X, w.up)
         if w.gate is not None:
             gate = act(affine(X, w.gate))
-            hidden = gate * up
+            inner = gate * up
         else:
-            hidden, small = act(up), up.new_full((), 4 * torch.finfo(up.dtype).tiny)
+            inner, small = act(up), up.new_full((), 4 * torch.finfo(up.dtype).tiny)
             zero = up == 0
-            gate = torch.where(zero, act(small) / small, hidden / up.masked_fill(zero, 1.0))  # at zero the slope there
+            gate = torch.where(zero, act(small) / small, inner / up.masked_fill(zero, 1.0))  # at zero the slope there
         self.layer(block).gate = gate
-        return affine(hidden, w.down)
+        return affine(inner, w.down)
 
     def _shares(self, w: ExpertWeights, X: Tokens) -> Tensor:
-        """The weight of the expert that each hidden unit belongs to, all experts side by side."""
+        """The weight of the expert that each inner entry of the MLP belongs to, all experts side by side."""
         assert self.arch.experts is not None
         p = self.routing(w, X).repeat_interleave(self.arch.experts.width, -1)
         if w.shared is None:
@@ -351,8 +351,8 @@ class FrozenRules(Arithmetic):
         """The MLP branch, with the gates as measured."""
         w, gate, start = block.mlp, self.layer(block).gate, terms.start
         assert gate is not None
-        hidden = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
-        return Terms(with_bias(hidden @ w.down.weight, start, w.down.bias), start)
+        inner = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
+        return Terms(with_bias(inner @ w.down.weight, start, w.down.bias), start)
 
     def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
         """`skip Y` and the branches, attention last."""

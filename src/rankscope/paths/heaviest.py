@@ -72,8 +72,8 @@ def heaviest(
     require_one_of("by", by, ("norm", "residual"), PathError)
     sentence = f"count and budget must be at least 1; got {count} and {budget}"
     require(count >= 1 and budget >= 1, sentence, PathError, "count")
-    require(frozen.valid.any(), "top needs real tokens to weigh paths by; received none", PathError, "X")
-    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), PathRules(frozen).step, PathExtensions(frozen)
+    require(frozen.valid.any(), "top needs tokens to weigh paths by; all are padding", PathError, "X")
+    depth, ahead, rules, fork = len(frozen.layers), _ahead(frozen), PathRules(frozen), PathExtensions(frozen)
     weights_by_path, explored = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
     # (-bound, tie, path so far, tokens before its last layer): a whole path's bound is its weight. Tokens
@@ -85,7 +85,7 @@ def heaviest(
         if len(path) == depth:
             done.append((-bound, path))
             continue
-        Y = step(len(path) - 1, Y, path[-1]) if path else Y
+        Y = rules.after_layer(len(path) - 1, Y, path[-1]) if path else Y
         for head, after in fork.ways(len(path), Y):
             longer, explored, ties = (*path, head), explored + 1, ties + 1
             if len(longer) == depth:
@@ -251,7 +251,7 @@ def _norm_gain(norm: FrozenNorm, valid: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor, valid: Tensor) -> Tensor:
-    """[batch]: the largest entry at a real token. Padding is zero at the end of every layer: its gates, and
+    """[batch]: the largest entry at a token. Padding is zero at the end of every layer: its gates, and
     the scales of its norms (1 / sqrt eps), bound nothing."""
     return (values.double().abs() * valid[..., None]).flatten(1).amax(1)
 

@@ -81,7 +81,7 @@ class PolynomialRulesInPieces(PolynomialRules):
     matrices are nine tenths of the time.
     """
 
-    hidden: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
+    inner: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
         """Applies to every coefficient by itself."""
@@ -97,15 +97,15 @@ class PolynomialRulesInPieces(PolynomialRules):
         """Applies to every coefficient by itself."""
         w, gate, (Y, start) = block.mlp, self.layer(block).gate, terms
         assert gate is not None
-        result, rows, inner = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
-        shape = (min(_most(Y), len(Y)) * rows, inner)
-        if self.hidden is None or self.hidden.shape != shape:
-            self.hidden = Y.new_empty(shape)
+        result, rows, mlp_width = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
+        shape = (min(_most(Y), len(Y)) * rows, mlp_width)
+        if self.inner is None or self.inner.shape != shape:
+            self.inner = Y.new_empty(shape)
         for piece, local_start in _pieces(Y, start):
             X, out = Y[piece].flatten(0, 2), result[piece].flatten(0, 2)
-            hidden = torch.mm(X, w.up.weight, out=self.hidden[: len(X)]).view(-1, *gate.shape)
-            hidden = with_bias(hidden, local_start, w.up.bias).mul_(gate)
-            torch.mm(hidden.flatten(0, 2), w.down.weight, out=out)
+            inner = torch.mm(X, w.up.weight, out=self.inner[: len(X)]).view(-1, *gate.shape)
+            inner = with_bias(inner, local_start, w.up.bias).mul_(gate)
+            torch.mm(inner.flatten(0, 2), w.down.weight, out=out)
         return Terms(with_bias(result, start, w.down.bias), start)
 
     def values(self, block: Block, terms: Terms) -> Any:
@@ -183,7 +183,7 @@ class _Counts(NamedTuple):
 
 
 class _CountingRules(Arithmetic):
-    """Rules on counts. The MLP step is passed as a whole, branch and skip, so that a path's choices are heads
+    """Rules on counts. The half with the MLP is passed as a whole, branch and skip, so that a path's choices are heads
     or none; every bias on the way is one more path."""
 
     name = "counting"

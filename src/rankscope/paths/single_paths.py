@@ -26,7 +26,7 @@ from rankscope.nets import Architecture, Arithmetic, Block, Branch, Half, Layer,
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen, FrozenRules, Terms
 
-PathStep = Callable[[int, Tensor, int | None], Tensor]  # (layer, tokens, head or None) -> tokens
+AfterLayer = Callable[[int, Tensor, int | None], Tensor]  # (layer, tokens, head or None) -> tokens
 RELATIVE = metric("relative_residual")
 
 
@@ -53,7 +53,7 @@ class OnePath(Arithmetic):
 class PathRules(OnePath, FrozenRules):
     """Rules along one path, with attention of the full network."""
 
-    def step(self, index: int, Y: Tokens, head: int | None) -> Tokens:
+    def after_layer(self, index: int, Y: Tokens, head: int | None) -> Tokens:
         """Tokens `[batch, token, width]` after layer `index`, through that head or past all."""
         self.head = head
         return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
@@ -61,7 +61,7 @@ class PathRules(OnePath, FrozenRules):
     def term(self, path: Path, Y: Tokens) -> Tokens:
         """Tokens at the output, after all layers along the path and the final norm."""
         for index, head in enumerate(path):
-            Y = self.step(index, Y, head)
+            Y = self.after_layer(index, Y, head)
         return self.end(Terms(Y[None]))[0]
 
 
@@ -73,7 +73,7 @@ class OwnAttention(OnePath, Plain):
         super().__init__(net.arch, PassSettings.of(net.arch, net.weights, frozen.X, frozen.valid))
         self.frozen = frozen
 
-    def step(self, index: int, X: Tokens, head: int | None) -> Tokens:
+    def after_layer(self, index: int, X: Tokens, head: int | None) -> Tokens:
         """Tokens after layer `index`, through that head or past all."""
         self.head = head
         state: Tokens = traverse(self.frozen.layers[index].block, self, X).state
@@ -90,7 +90,7 @@ class OwnAttention(OnePath, Plain):
         return patterns
 
 
-def path_terms(frozen: Frozen, paths: Iterable[Path], step: PathStep) -> Iterator[tuple[Path, Tensor]]:
+def path_terms(frozen: Frozen, paths: Iterable[Path], after_layer: AfterLayer) -> Iterator[tuple[Path, Tensor]]:
     """Each path once, with its term `[batch, token, width]` before the final norm."""
     last = Path()
     walked = [frozen.X]  # where the last path stood before each layer, and at its end
@@ -98,16 +98,16 @@ def path_terms(frozen: Frozen, paths: Iterable[Path], step: PathStep) -> Iterato
         common = next((at for at, (a, b) in enumerate(zip(last, path, strict=False)) if a != b), len(last))
         del walked[common + 1 :]
         for index in range(common, len(path)):
-            walked.append(step(index, walked[-1], path[index]))
+            walked.append(after_layer(index, walked[-1], path[index]))
         last = path
         yield path, walked[-1]
 
 
 @torch.no_grad()
-def path_sum(frozen: Frozen, paths: Iterable[Path], step: PathStep) -> Tensor:
+def path_sum(frozen: Frozen, paths: Iterable[Path], after_layer: AfterLayer) -> Tensor:
     """The sum of the path_terms of some paths, `[batch, token, width]`, before the final norm."""
     summed = torch.zeros_like(frozen.X)
-    for _, term in path_terms(frozen, paths, step):
+    for _, term in path_terms(frozen, paths, after_layer):
         summed = summed + term
     return summed
 
@@ -146,7 +146,7 @@ def _attention(frozen: Frozen) -> list[DeviationPattern]:
     X, table = frozen.X, frozen.net.weights.positions
     if table is not None:  # layer 0 before its positions were added: `propagate` adds them again
         X = (X - table[: X.shape[1]]) * frozen.valid[..., None]
-    patterns = (step.attention for step in propagate(frozen.net, X, ~frozen.valid))
+    patterns = (layer.attention for layer in propagate(frozen.net, X, ~frozen.valid))
     return [P for P in patterns if isinstance(P, DeviationPattern)]
 
 

@@ -117,7 +117,7 @@ class Text(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStop(Record):
-    """How far a run came that ended early: what is finished, and how many there were to be."""
+    """How far a run got that ended early: what is finished, and how many there were to be."""
 
     finished: tuple[str, ...] = ()
     asked: int = 0

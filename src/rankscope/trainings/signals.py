@@ -153,8 +153,8 @@ def _opened(path: Path) -> pl.DataFrame:
     try:
         return readers[path.suffix.lower()]()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
-        came = str(error).splitlines()[0] if str(error) else type(error).__name__
-        sentence = f"{path} must be a table of numbers by step; it cannot be read: {came}"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        sentence = f"{path} must be a table of numbers by step; it cannot be read: {reason}"
         raise FileError(sentence, subject=str(path)) from error
 
 

@@ -160,11 +160,11 @@ class Spikes(Result):
         count = "1 spike" if len(self.spikes) == 1 else f"{len(self.spikes)} spikes"
         lines = [f"The loss has {count}; its spike score is {self.score:.2g}%."]
         for index, spike in enumerate(self.spikes):
-            came = self.sure(index)
+            moved = self.sure(index)
             before = f"before it {self.none_left}"
-            if came.height:
-                before = f"before it {'; then '.join(map(_words, came.head(3).iter_rows(named=True)))}"
-                before += f"; {came.height} of {self.signals} signals did so" if came.height > 3 else ""
+            if moved.height:
+                before = f"before it {'; then '.join(map(_words, moved.head(3).iter_rows(named=True)))}"
+                before += f"; {moved.height} of {self.signals} signals did so" if moved.height > 3 else ""
             lines.append(f"At step {spike.first} the loss {spike.description}; {before}.")
         return lines
 
