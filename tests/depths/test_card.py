@@ -16,7 +16,7 @@ import rankscope
 from rankscope import Architecture, DepthCard, Transformer, depth, fresh, load
 from rankscope.depths import passes
 from rankscope.depths.criteria import Sample, set_shares
-from rankscope.depths.figures import caption
+from rankscope.depths.tables import caption
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.figures.page import page_figure
 from rankscope.paths import decompose

@@ -18,9 +18,8 @@ import pytest
 import rankscope
 from rankscope import Architecture, certify, decompose, fresh, measure
 from rankscope.engine import Spec, Sweep, sweep
-from rankscope.engine.factors import checked
 from rankscope.engine.shared_inputs import excerpts_for
-from rankscope.engine.spec import SweepOptions
+from rankscope.engine.spec import SweepOptions, checked
 from rankscope.engine.sweeping import factors_frame
 from rankscope.errors import SweepError
 from tests.cli.running import COMMAND

@@ -16,7 +16,6 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.depths.figures import caption, depth_chart, printed
 from rankscope.depths.passes import (
     BACK,
     ForwardReadings,
@@ -37,9 +36,12 @@ from rankscope.depths.tables import (
     SHOWN_HEADS,
     EffectiveDepth,
     Row,
+    caption,
+    depth_chart,
     effective_depths,
     means,
     norms_sentence,
+    printed,
     sentence_of,
 )
 from rankscope.errors import PathError

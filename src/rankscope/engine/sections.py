@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from rankscope.engine.factors import level_name
 from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
-from rankscope.engine.spec import JOBS, SHIPPED
+from rankscope.engine.spec import JOBS, SHIPPED, level_name
 from rankscope.engine.views import NEEDED, SweepView, view_of
 from rankscope.engine.work import READINGS
 from rankscope.errors import FileError, require_one_of

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.engine import factors
+from rankscope.engine.spec import described, level_name
 from rankscope.errors import SweepError, require, require_one_of
 from rankscope.figures import power
 from rankscope.profiles import SCHEMA, Profile
@@ -113,7 +113,7 @@ class SweepView:
             labels = [f"{low:.3g}–{high:.3g}" for low, high in pairwise(cuts)]
             index = {value: int(np.searchsorted(cuts[1:-1], value, side="right")) for value in known}
         else:
-            labels = [factors.level_name(value) for value in known]
+            labels = [level_name(value) for value in known]
             index = {value: level for level, value in enumerate(known)}
         of = np.array([index.get(value, len(labels)) for value in column], int)
         if column.null_count():
@@ -145,7 +145,7 @@ class SweepView:
     def described(self, row: int) -> str:
         """The cell of a row by the factors that differ: depth 6, skip 0.5."""
         values = {name: self.cells[name][row] for name in self.varied if self.cells[name][row] is not None}
-        return factors.described(values, defaults={}) if values else ""
+        return described(values, defaults={}) if values else ""
 
     def _effect(self, factor: str) -> float:
         """Epsilon squared of ranks: 1 - (variance within levels) / (variance of all cells)."""
@@ -190,7 +190,7 @@ def profile_of(folder: Path, choice: str) -> Profile:
     cells = chosen_cells(run, choice)
     varied = [name for name in run.manifests["sweep"].more.get("varied", []) if name in cells.columns]
     names = {
-        row["cell"]: f"{folder.name}:{row['cell']} ({factors.described({name: row[name] for name in varied})})"
+        row["cell"]: f"{folder.name}:{row['cell']} ({described({name: row[name] for name in varied})})"
         for row in cells.iter_rows(named=True)
     }
     rows = run.table("sweep").filter(pl.col("cell").is_in(list(names)))

@@ -1,7 +1,7 @@
 """Paths: a network as the exact sum of one term per way through its heads.
 
-`frozen.py` holds a network as measured on its tokens; sums by length (`lengths.py`), by layer and head (`by_part.py`)
-and by source token (`positions.py`), single paths (`single_paths.py`) and the heaviest (`heaviest.py`) are traversals
+`frozen.py` holds a network as measured on its tokens; sums by length (`lengths.py`), by layer, head
+and source token (`by_part.py`), single paths (`single_paths.py`) and the heaviest (`heaviest.py`) are traversals
 of it, and `Decomposition` asks them. The axes of tensors, by name:
 
 | axis         | what it counts                                                                                 |
@@ -15,6 +15,7 @@ of it, and `Decomposition` asks them. The axes of tensors, by name:
 | `width`      | entries of hidden states; `head_width` of one head's output, `mlp_width` inside the MLP        |
 """
 
+from rankscope.paths.by_part import ByPosition
 from rankscope.paths.counts import (
     Path,
     Ways,
@@ -59,7 +60,6 @@ from rankscope.paths.frozen import (
 )
 from rankscope.paths.heaviest import Heaviest
 from rankscope.paths.lengths import ByLength, by_length, length_terms
-from rankscope.paths.positions import ByPosition
 from rankscope.paths.single_paths import AfterLayer, OwnAttention, PathRules, path_terms, rate
 
 __all__ = [

@@ -1,8 +1,8 @@
 """`decompose`: a network on its input as the exact sum of its paths.
 
 The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
-then linear, and every question is a traversal with other rules: sums by length (`lengths.py`), by layer and head
-(`by_part.py`), by source token (`positions.py`), single paths (`single_paths.py`), the heaviest (`heaviest.py`).
+then linear, and every question is a traversal with other rules: sums by length (`lengths.py`), by layer, head and
+source token (`by_part.py`), single paths (`single_paths.py`), the heaviest (`heaviest.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,12 @@ from torch import Tensor
 from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.nets import kept_heads, usual_modes
-from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
+from rankscope.paths.by_part import HEAD, LAYER, ByPosition, by_head, by_layer, by_position
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
 from rankscope.paths.figures import counted_paths, heads_section, lengths_overview, lengths_section
 from rankscope.paths.frozen import Frozen, Terms, WholeNetwork, closure_of, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import LENGTHS, ByLength, by_length
-from rankscope.paths.positions import ByPosition, by_position
 from rankscope.paths.single_paths import AfterLayer, OwnAttention, PathRules, path_residuals, path_sum
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest, network_manifest
@@ -215,7 +214,7 @@ class Decomposition(Result):
 
     @usual_modes()
     def by_position(self, query: int | None = -1, *, lengths: bool = False, sizes: bool = False) -> ByPosition:
-        """Return the share of the output that starts at each source token, exactly (`positions.py`).
+        """Return the share of the output that starts at each source token, exactly (`by_part.py`).
 
         Its `table` has the columns sample · start · source · share, a row for each token of a sample and one for all of
         its biases (`start` is "bias", `source` null). The share of a source is `<term, y> / <y, y>`, y the output of
