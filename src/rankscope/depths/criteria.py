@@ -24,6 +24,7 @@ measured error: `path_share`, `residual_share` and `error` have a score of sets.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -124,12 +125,9 @@ def _path_shares(residual: bool) -> Criterion:
         rows = scores.sort("layer", "head")[column].fill_null(0.0).to_list()
         return [rows[k : k + net.arch.heads] for k in range(0, len(rows), net.arch.heads)]
 
-    return Criterion(
-        "residual_share" if residual else "path_share",
-        lambda net, sample: set_shares(net, sample, _each(net), residual),
-        heads,
-        lambda net, sample, sets: set_shares(net, sample, sets, residual),
-    )
+    sets = partial(set_shares, residual=residual)
+    name = "residual_share" if residual else "path_share"
+    return Criterion(name, lambda net, sample: sets(net, sample, _each(net)), heads, sets)
 
 
 @torch.no_grad()

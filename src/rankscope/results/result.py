@@ -155,8 +155,8 @@ class Result(ABC):
     @classmethod
     def of_run(cls: type[R], run: Run, entry: str) -> R:
         """The result that an entry of a run folder holds."""
-        held = [name for name in cls.schemas if name not in cls.optional or run.has(name)]
-        missing = [name for name in held if not run.has(name)]
+        held = [name for name in cls.schemas if name not in cls.optional or name in run.names]
+        missing = [name for name in held if name not in run.names]
         if missing:
             sentence = f"{run.folder} must hold all tables of {cls.words()}; {missing[0]}.parquet is missing"
             raise FileError(f"{sentence}: run it again", subject=missing[0])
