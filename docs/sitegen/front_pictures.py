@@ -14,7 +14,7 @@ import polars as pl
 
 from rankscope import DepthCard, Profile
 from rankscope import figures as fig
-from rankscope.depths.figures import depth_chart
+from rankscope.depths.tables import depth_chart
 from rankscope.figures.drawing import plot
 from rankscope.figures.matplotlib import png, rendered
 from rankscope.forecasts import AXES, map_chart

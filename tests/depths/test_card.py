@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope import Architecture, DepthCard, Transformer, depth, fresh, load
-from rankscope.depths import removals
+from rankscope.depths import passes
 from rankscope.depths.criteria import Sample, set_shares
-from rankscope.depths.figures import caption
+from rankscope.depths.tables import caption
 from rankscope.errors import ArchitectureError, FileError
 from rankscope.figures.page import page_figure
 from rankscope.paths import decompose
 from rankscope.sources import FAMILIES, lifted
 from tests.builders import awake, normal
 from tests.depths.every_term import terms_of, total
-from tests.paths.test_two_passes import KINDS, SIZE
+from tests.depths.test_two_passes import KINDS, SIZE
 from tests.sources.models import FIRST, model_of
 
 TINY: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "mlp_width": 6}
@@ -89,7 +89,7 @@ def test_losses_are_those_of_the_network_without_the_part(kind: str) -> None:
     net = awake(Architecture(**SIZE, **KINDS[kind]))
     X, padding = normal(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
     padding[1, :2] = padding[2, 4:] = True
-    card = depth(net, X, padding, batch=4)
+    card = depth(net, X, padding, batch_size=4)
     for row in [*card.layers.iter_rows(named=True), *card.heads.iter_rows(named=True)]:
         place = {"heads": [(row["layer"], row["head"])]} if "head" in row else {"layers": [row["layer"]]}
         expected = lost(net, net.without(**place), X, padding)
@@ -100,9 +100,9 @@ def test_losses_are_those_of_the_network_without_the_part(kind: str) -> None:
 def test_copies_that_do_not_fit_together_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     net, X = awake(Architecture(**SIZE)), normal(2, 6, 16)
     whole = depth(net, X)
-    room = removals.SHARE * 2 * 5 * X.numel() * X.element_size()  # copies of two layers of four heads
-    monkeypatch.setattr(removals, "free_memory", lambda device: room)
-    parts = depth(net, X, batch=2)
+    room = passes.SHARE * 2 * 5 * X.numel() * X.element_size()  # copies of two layers of four heads
+    monkeypatch.setattr(passes, "free_memory", lambda device: room)
+    parts = depth(net, X, batch_size=2)
     for name in ("layers", "heads"):
         one, other = (getattr(card, name)["lost"].to_numpy() for card in (whole, parts))
         np.testing.assert_allclose(one, other, rtol=1e-12)

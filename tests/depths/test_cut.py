@@ -112,6 +112,7 @@ def test_how_many_stay() -> None:
         ({"by": "importance"}, "by"),
         ({"search": "beam"}, "search"),
         ({"of": "neurons"}, "of"),
+        ({"batch": 4}, "batch"),
         ({"by": "influence", "search": "exact"}, "search"),
         ({"by": "influence", "of": "heads"}, "by"),
     ],

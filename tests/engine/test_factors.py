@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rankscope import fresh
-from rankscope.engine.factors import Cell, base_network, cell_network, described
+from rankscope.engine.spec import Cell, base_network, cell_network, described
 from rankscope.errors import SweepError
 from tests.raising import raises
 

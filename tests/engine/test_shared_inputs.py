@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rankscope import fresh
-from rankscope.engine.factors import Cell
 from rankscope.engine.shared_inputs import FileChecksums, SharedInputs, dump
+from rankscope.engine.spec import Cell
 from rankscope.errors import SourceError
 from tests.raising import raises
 

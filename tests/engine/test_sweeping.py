@@ -18,9 +18,8 @@ import pytest
 import rankscope
 from rankscope import Architecture, certify, decompose, fresh, measure
 from rankscope.engine import Spec, Sweep, sweep
-from rankscope.engine.factors import checked
 from rankscope.engine.shared_inputs import excerpts_for
-from rankscope.engine.spec import SweepOptions
+from rankscope.engine.spec import SweepOptions, checked
 from rankscope.engine.sweeping import factors_frame
 from rankscope.errors import SweepError
 from tests.cli.running import COMMAND
@@ -130,7 +129,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     [
         ({"on": "spark"}, "on"), ({"on": "ray:localhost:1"}, "on"), ({"workers": 0}, "workers"),
         ({"threads": 0}, "threads"), ({"gpus_per_cell": -1.0}, "gpus_per_cell"),
-        ({"gpus_per_cell": 1000.0}, "gpus_per_cell"),
+        ({"gpus_per_cell": 1000.0}, "gpus_per_cell"), ({"cores": 2}, "cores"),
     ],
 )  # fmt: skip
 def test_a_sweep_that_has_nowhere_to_run_writes_nothing(options: dict[str, Any], subject: str, tmp_path: Path) -> None:

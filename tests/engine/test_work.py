@@ -9,8 +9,7 @@ import torch
 
 from rankscope import fresh, measure
 from rankscope.engine import Sweep
-from rankscope.engine.factors import Cell
-from rankscope.engine.spec import SweepOptions
+from rankscope.engine.spec import Cell, SweepOptions
 from rankscope.engine.work import CellInputs, InputsLoader, LocalProcesses, measure_cell
 from rankscope.errors import FileError, SweepError
 from tests.engine.swept import same, swept

@@ -7,8 +7,7 @@ import polars as pl
 import pytest
 
 from rankscope.nets import Architecture, Block, Branch, Half
-from rankscope.paths import Frozen, decompose
-from rankscope.paths.terms import WholeNetwork
+from rankscope.paths import Frozen, WholeNetwork, decompose
 from tests.paths.enumeration import CASES, both, network, tokens
 
 

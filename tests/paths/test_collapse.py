@@ -6,7 +6,7 @@ import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose, rate
-from rankscope.paths.lengths import path_residuals
+from rankscope.paths.single_paths import path_residuals
 from tests.deviation.reference import Network, composite, exact, log10_residual, times
 from tests.paths.enumeration import CASES, network, tokens
 

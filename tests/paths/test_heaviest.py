@@ -49,13 +49,13 @@ def test_no_way_on_is_heavier_than_the_bound(fields: dict[str, Any], seed: int, 
         X[:, 1:] *= 1e-4
     padding = torch.tensor([[False, False, False, True], [False] * 4])
     d = decompose(net, X, padding)
-    ahead, step = _ahead(d.frozen), PathRules(d.frozen).step
+    ahead, after_layer = _ahead(d.frozen), PathRules(d.frozen).after_layer
     for path in product(*d.frozen.ways):
         weight = float(d.path(path).term.norm())
         Y = d.frozen.X
         for index, head in enumerate(path):
             assert weight <= _bound(Y, ahead[index]) * (1 + 1e-9)
-            Y = step(index, Y, head)
+            Y = after_layer(index, Y, head)
 
 
 def _rank_one(weight: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose, freeze, frozen_pass, length_terms
-from rankscope.paths.polynomials import PIECE
+from rankscope.paths.lengths import PIECE
 from tests.paths.enumeration import CASES, both, close, network, sums, tokens
 
 

@@ -33,7 +33,7 @@ def test_commands_keep_their_own_manifests_and_files(tmp_path: Path) -> None:
         store.write("compare", Manifest(model="c"), {"profile": TWO})  # takes that file over
         store.write("measure", Manifest(model="d"), {"spectrum": ONE})  # an earlier cloud is gone
     run = read(tmp_path)
-    assert list(run.entries["measure"].files) == ["spectrum.parquet"] and not run.has("cloud")
+    assert list(run.entries["measure"].files) == ["spectrum.parquet"] and "cloud" not in run.names
     assert run.table("profile").equals(TWO) and run.manifests["paths"].model == "b"
     with Store(tmp_path) as store:
         store.write("measure", Manifest(), {"profile": ONE, "spectrum": ONE})
@@ -48,7 +48,7 @@ def test_a_table_grows_chunk_by_chunk(tmp_path: Path) -> None:
         store.drop("losses/000002.parquet")
     run = read(tmp_path)
     assert run.table("losses")["step"].to_list() == [0, 1] and run.names == ["last", "losses"]
-    assert all(map(run.has, run.names)) and not run.has("loss")
+    assert "loss" not in run.names
     assert run.manifests["train"].model == "a"
 
 

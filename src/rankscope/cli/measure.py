@@ -233,7 +233,7 @@ def _cluster_job(on: str, stuck_after: float, quiet: bool) -> "BatchRunner":
     """Connect to a cluster until the command ends; batches are measured there."""
     from rankscope.engine import Cluster, measure_on_cluster
 
-    connected = ending.enter_context(Cluster.named(on, stuck_after=stuck_after))
+    connected = ending.enter_context(Cluster(on, stuck_after=stuck_after))
     if connected.dashboard and not quiet:
         complain(f"Ray's dashboard: {connected.dashboard}")
     return partial(measure_on_cluster, connected)

@@ -1,6 +1,8 @@
 """`depth`: which layers, heads and paths of a model does its output need?
 
-What is asked of which file, and in which order, is told in the room's `__init__.py`.
+What is asked of which file, and in which order, is told in the room's `__init__.py`. `sample_tables` makes tables of
+what was read, what paths carry and what was lost, with a row for each sample, by layer, by head and by norm; what is
+not known is null.
 """
 
 import io
@@ -8,40 +10,48 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.depths.figures import caption, depth_chart, printed
-from rankscope.depths.readings import read_forward
-from rankscope.depths.removals import Removals
+from rankscope.depths.passes import (
+    BACK,
+    ForwardReadings,
+    LayerShares,
+    Removals,
+    TwoPasses,
+    layers_applied,
+    read_forward,
+)
 from rankscope.depths.tables import (
     ALL_LAYER_CELLS,
     HEAD_CELLS,
     LAYER_CELLS,
     LEAVES,
     MARKED_COLUMNS,
+    MARKS,
     NOISE,
-    SCHEMAS,
     SHOWN_HEADS,
     EffectiveDepth,
     Row,
+    caption,
+    depth_chart,
     effective_depths,
     means,
     norms_sentence,
-    sample_tables,
+    printed,
     sentence_of,
 )
 from rankscope.errors import PathError
 from rankscope.extras import counted
 from rankscope.figures import Chart
 from rankscope.nets import usual_modes
-from rankscope.paths import LayerShares, TwoPasses, require_linear
+from rankscope.paths import require_linear
 from rankscope.profiles import check_memory
 from rankscope.results import Plot, Result, Section, Table, sentence
-from rankscope.runs import Manifest, manifest_of
+from rankscope.runs import Manifest, network_manifest
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
 if TYPE_CHECKING:
@@ -49,7 +59,28 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 TABLES = ("layers", "heads", "norms")
-BACK = 4  # Layers applied to the text in the time that one takes on the way back, about
+Shares = tuple[LayerShares, LayerShares]  # Of the output, and of its residual
+Columns = Mapping[str, Tensor | None]  # Numbers of all samples by column; None where they are not known
+SHARES = ("share", "share_embedding", "share_bias", "residual_share")
+LOST = ("lost", "lost_cosine", "lost_residual", "lost_below_floor", "lost_residual_below_floor")
+READ = ("cosine", "entropy", "sink")
+HEAD_COLUMNS = ("sample", "layer", "head", *SHARES, *READ, *LOST)
+LAYER_COLUMNS = (
+    "sample", "layer", *SHARES, "share_attention", "share_mlp", "influence", "cosine_attention", "cosine_mlp", *READ,
+    "sink_heads", "rank", "rank_doubtful", *LOST,
+)  # fmt: skip
+NORM_COLUMNS = ("sample", "layer", "norm_name", "rank_before", "rank_after", "rank_doubtful")
+"""The columns of each table."""
+PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm_name": pl.String}
+
+
+def _kind(name: str) -> Any:
+    """The type of a column."""
+    return PLACES.get(name, pl.Boolean if name in MARKS else pl.Float64)
+
+
+SCHEMAS = [{name: _kind(name) for name in columns} for columns in (LAYER_COLUMNS, HEAD_COLUMNS, NORM_COLUMNS)]
+"""The columns of the tables of layers, heads and norms, and their types."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -178,7 +209,7 @@ class DepthCard(Result):
         return {f"depth_{name}": self.by_sample[name] for name in TABLES}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "DepthCard":
         """The card of these tables; of earlier versions the manifest has the notes."""
         known = manifest.networks[0].checks.get("notes", ()) if manifest.networks else ()
         by_sample = {name: tables[f"depth_{name}"] for name in TABLES}
@@ -193,7 +224,7 @@ def depth(
     *,
     attention_mask: Tensor | None = None,
     heads: bool = True,
-    batch: int = 16,
+    batch_size: int = 16,
     device: str | torch.device | None = None,
     progress: Progress | None = None,
 ) -> DepthCard:
@@ -210,7 +241,7 @@ def depth(
         padding: `[batch, token]`, True at padding.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         heads: Whether the network also runs without each head.
-        batch: Samples that run together at most, where parts are taken out.
+        batch_size: Samples that run together at most, where parts are taken out.
         device: Where to run; where the network is, if left out.
         progress: Called as `progress(done, total)`, in layers applied to the text.
 
@@ -249,23 +280,53 @@ def depth(
     forward = read_forward(net, X, valid, paths, counter)
     shares: dict[int, tuple[LayerShares, LayerShares]] = {}
     if paths is not None:
-        for layer, of_output, of_residual in paths.back(forward.last):
+        for layer, of_output, of_residual in paths.back(forward.states[-1]):
             shares[layer] = of_output, of_residual
             counter(BACK)
-    removals = Removals(net, [*forward.inputs, forward.last], valid, heads, batch, counter)
+    removals = Removals(net, forward.states, valid, heads, batch_size, counter)
     losses = dict(removals.run())
     if not heads:
         notes.append("Heads were not taken out one by one.")
     tables = sample_tables(forward, shares, losses)
-    checks = {"notes": notes, "floor": removals.floor.tolist()}
-    manifest = manifest_of(
-        {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}, str(net.device), "as given",
-        str(net.dtype).removeprefix("torch."), [], checks,
-    ).adding(samples=len(X), tokens=X.shape[1], closure=None if paths is None else paths.closure,
-             origin=None if net.origin is None else net.origin.described())  # fmt: skip
-    return DepthCard(tables, manifest, tuple(notes))
+    manifest = network_manifest(net, {"notes": notes, "floor": removals.floor.tolist()})
+    closure = None if paths is None else paths.closure
+    return DepthCard(tables, manifest.adding(samples=len(X), tokens=X.shape[1], closure=closure), tuple(notes))
 
 
-def layers_applied(layers: int, heads: int) -> int:
-    """How many layers of a network are applied to the text for a card, in all; `heads` is 0 where none is taken out."""
-    return layers * (1 + BACK) + Removals.layers_applied(layers, heads)
+def sample_tables(
+    forward: ForwardReadings, shares: Mapping[int, Shares], losses: Mapping[tuple[int, int | None], Columns]
+) -> dict[str, pl.DataFrame]:
+    """The tables `layers`, `heads` and `norms`, of what was read of each layer; of what passes through it, by its
+    number from 1 (empty where paths are not known); and of what is lost without a layer (its head is None) or head."""
+    layers, heads = [], []
+    for layer, (of_layer, of_heads) in enumerate(zip(forward.layers, forward.heads, strict=True), 1):
+        through = shares.get(layer)
+        layers.append(_rows({"layer": layer}, {**_shares(through), **of_layer, **losses[layer, None]}))
+        for head in range(of_heads["entropy"].shape[1]):
+            read = {name: values[:, head] for name, values in of_heads.items()}
+            lost = losses.get((layer, head), dict.fromkeys(LOST))
+            heads.append(_rows({"layer": layer, "head": head}, {**_shares(through, head), **lost, **read}))
+    norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(norm_place, ranks) for norm_place, ranks in forward.norms)]
+    return {
+        "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
+        "norms": pl.concat(norms),
+    }  # fmt: skip
+
+
+def _rows(place: Mapping[str, Any], columns: Mapping[str, Tensor | None]) -> pl.DataFrame:
+    """The rows of all samples at one place."""
+    samples = next(len(values) for values in columns.values() if values is not None)
+    data = {"sample": list(range(samples)), **{name: [value] * samples for name, value in place.items()}}
+    data |= {name: [None] * samples if values is None else values.tolist() for name, values in columns.items()}
+    return pl.DataFrame(data, schema={name: _kind(name) for name in data}).fill_nan(None)
+
+
+def _shares(shares: Shares | None, head: int | None = None) -> Columns:
+    """What passes through one head of a layer or, without one, through the layer and its halves."""
+    names = (*SHARES, *(() if head is not None else ("share_attention", "share_mlp")))
+    if shares is None:
+        return dict.fromkeys(names)
+    of_output, of_residual = (part.layer if head is None else part.heads[..., head] for part in shares)
+    values = [of_output.sum(0), of_output[0], of_output[1], of_residual.sum(0)]
+    halves = [shares[0].heads.sum((0, 2)), shares[0].mlp.sum(0)]
+    return dict(zip(names, [*values, *(halves if head is None else [])], strict=True))

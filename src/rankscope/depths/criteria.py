@@ -24,17 +24,18 @@ measured error: `path_share`, `residual_share` and `error` have a score of sets.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.depths.readings import influence
+from rankscope.depths.passes import influence
 from rankscope.errors import PathError, require
-from rankscope.metrics import metric, tokens, valid_tokens
+from rankscope.metrics import valid_tokens
 from rankscope.nets import Block, Branch, Half, Transformer, converted, named
-from rankscope.paths import Frozen, WholeNetwork, decompose, freeze, share
+from rankscope.paths import Frozen, WholeNetwork, centred_tokens, decompose, freeze, share, uniform
 from rankscope.shapes import Bool, Float, Int
 
 Loss = Callable[[Float[Tensor, "batch token width"]], Tensor]  # A number, from the output of the network
@@ -103,10 +104,7 @@ def set_shares(net: Transformer, sample: Sample, sets: Sequence[LayerSet], resid
     frozen = freeze(net, sample.X, sample.padding)
     output, target, counted = frozen.output, frozen.output, torch.ones(len(sample.X), dtype=torch.bool)
     if residual:
-        of_output = tokens(output, ~frozen.valid)
-        counted = ~metric("relative_residual").read(of_output).below_floor.cpu()
-        mean = (output * frozen.valid[..., None]).sum(1, keepdim=True) / frozen.valid.sum(1)[:, None, None]
-        target = (output - mean) * frozen.valid[..., None]
+        counted, target = ~uniform(output, frozen.valid).cpu(), centred_tokens(output, frozen.valid)
     sentence = "a share of the residual needs an output whose tokens differ; in all samples they are equal"
     require(counted.any(), f"{sentence}: take path_share", PathError, "residual_share")
     shares = [share(output - _PassingBy(frozen, layers).run(), target) for layers in sets]
@@ -127,12 +125,9 @@ def _path_shares(residual: bool) -> Criterion:
         rows = scores.sort("layer", "head")[column].fill_null(0.0).to_list()
         return [rows[k : k + net.arch.heads] for k in range(0, len(rows), net.arch.heads)]
 
-    return Criterion(
-        "residual_share" if residual else "path_share",
-        lambda net, sample: set_shares(net, sample, _each(net), residual),
-        heads,
-        lambda net, sample, sets: set_shares(net, sample, sets, residual),
-    )
+    sets = partial(set_shares, residual=residual)
+    name = "residual_share" if residual else "path_share"
+    return Criterion(name, lambda net, sample: sets(net, sample, _each(net)), heads, sets)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import polars as pl
 import torch
@@ -29,7 +29,7 @@ from rankscope.depths.criteria import CRITERIA, Criterion, Loss, Sample
 from rankscope.errors import ArchitectureError, SourceError, require, require_one_of
 from rankscope.nets import Transformer, usual_modes
 from rankscope.results import Result, Section, Table
-from rankscope.runs import Manifest, manifest_of
+from rankscope.runs import Manifest, network_manifest
 from rankscope.shapes import Bool, Float
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
@@ -119,7 +119,7 @@ class Cut(Result):
         return {**chosen, "columns": self.scores.columns, "sentence": self.sentence, **self.fidelity._asdict()}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "Cut":
         """The cut of these scores, without its networks."""
         scores = tables["cut_scores"].select(details["columns"])
         heads = tuple((int(layer), int(head)) for layer, head in details["heads"])
@@ -188,8 +188,8 @@ def _sentence(
     """What was taken out, and what the output lost by it."""
     error, cosine = kept
     if heads:
-        real = "removed" if small.arch.heads < whole.arch.heads else "silenced, not removed"
-        what = f"{len(heads)} of {whole.arch.layers * whole.arch.heads} heads {real}"
+        how = "removed" if small.arch.heads < whole.arch.heads else "silenced, not removed"
+        what = f"{len(heads)} of {whole.arch.layers * whole.arch.heads} heads {how}"
     elif layers:
         *most, last = map(str, sorted(layers))
         listed = f"s {', '.join(most)} and {last}" if most else f" {last}"
@@ -197,6 +197,21 @@ def _sentence(
     else:
         what = "nothing taken out"
     return f"{what}: output off by {100 * error:.3g} %, cosine {cosine:.4f}"
+
+
+class ScoringOptions(TypedDict, total=False):
+    """Further options of `cut`, each a keyword."""
+
+    of: str
+    """"layers" (the default), or "heads": equally many of each layer, those that share keys and values together, scored
+    once."""
+    loss: Loss | None
+    """For `gradient`, a number that is computed from the output `[batch, token, width]`, as a task's loss through the
+    model's head; if left out, the sum of the output's entries times random signs."""
+    seed: int
+    """Of `random`, and of these signs; 0 if left out."""
+    progress: Progress | None
+    """Called with the rounds or sets that are done, and how many there are."""
 
 
 @usual_modes()
@@ -207,12 +222,9 @@ def cut(
     by: str = "influence",
     search: str = "one_shot",
     *,
-    of: str = "layers",
     padding: Tensor | None = None,
     attention_mask: Tensor | None = None,
-    loss: Loss | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
+    **options: Unpack[ScoringOptions],
 ) -> Cut:
     """Take the layers or heads out of a network that a criterion says are needed least.
 
@@ -222,19 +234,15 @@ def cut(
         keep: The share of layers (or of heads in each layer) that stays, above 0 and at most 1; at least one stays.
         by: The criterion (`criteria.py`): path_share, residual_share, influence, magnitude, gradient, error, random.
         search: one_shot, greedy or exact.
-        of: "layers", or "heads": equally many of each layer, those that share keys and values together, scored once.
         padding: `[batch, token]`, True at padding.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-        loss: For `gradient`, a number that is computed from the output `[batch, token, width]`, as a task's loss
-            through the model's head; if left out, the sum of the output's entries times random signs.
-        seed: Of `random`, and of these signs.
-        progress: Called with the rounds or sets that are done, and how many there are.
+        options: `of`, `loss`, `seed` and `progress`: those of `ScoringOptions`.
 
     Returns:
         A `Cut`: `net`, what was taken out, all scores, and how close the output still is.
 
     Raises:
-        ArchitectureError: `keep`, `by`, `search` or `of` is none of those, or there are too many sets for `exact`.
+        ArchitectureError: `keep`, `by`, `search` or an option is none of those, or there are too many sets for `exact`.
         PathError: Shares of paths were asked for, and paths do not cover the network.
 
     >>> from rankscope.nets import Architecture
@@ -243,12 +251,15 @@ def cut(
     >>> found.net.arch.layers, len(found.layers)
     (2, 2)
     """
+    for name in options:
+        require_one_of("an option of cut", name, ScoringOptions.__annotations__, ArchitectureError, name)
+    of, seed, progress = options.get("of", "layers"), options.get("seed", 0), options.get("progress")
     net, X, padding = inputs_of("cut", net, X, padding, attention_mask)
     for name, value, known in (("by", by, CRITERIA), ("search", search, SEARCHES), ("of", of, ("layers", "heads"))):
         require_one_of(name, value, known, ArchitectureError)
     is_share = isinstance(keep, int | float) and not isinstance(keep, bool) and 0 < keep <= 1
     require(is_share, f"keep must be a share above 0 and at most 1; got {keep!r}", ArchitectureError, "keep")
-    sample = Sample(X.to(dtype=net.dtype, device=net.device), padding, loss, seed)
+    sample = Sample(X.to(dtype=net.dtype, device=net.device), padding, options.get("loss"), seed)
     criterion, layers, heads = CRITERIA[by], list[int](), list[tuple[int, int]]()
     if of == "heads":
         heads, scores = _lowest_heads(net, sample, criterion, keep)
@@ -264,10 +275,7 @@ def cut(
     require(scores["score"].is_finite().all(), sentence, ArchitectureError, "by")
     small = net.without(layers=layers, heads=heads)
     kept = fidelity(net, small, sample.X, padding)
-    described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    dtype, origin = str(net.dtype).removeprefix("torch."), None if net.origin is None else net.origin.described()
-    manifest = manifest_of(described, str(net.device), "as given", dtype, [], {}).adding(seed=seed, origin=origin)
-    told = _sentence(net, small, layers, heads, kept)
+    told, manifest = _sentence(net, small, layers, heads, kept), network_manifest(net, {}).adding(seed=seed)
     return Cut((net, small), by, search, tuple(layers), tuple(heads), scores, kept, manifest, told)
 
 

@@ -1,89 +1,26 @@
-"""The tables of a depth card with a row for each sample, by layer, by head and by norm, and what they come to.
+"""What the tables of a depth card come to: means over samples, effective depths, a sentence, and cells of text that are
+the same in a terminal, a notebook and the report; and the figure: what is lost without each layer, what passes
+through it, how it adds, and its heads.
 
-`card.py` calls `sample_tables` with what was read, what paths carry and what was lost; what is not known is null. The
-rest of the file takes the tables: means over samples, effective depths, a sentence, and cells of text that are the same
-in a terminal, a notebook and the report.
+`card.py` makes the tables and calls the functions of this file.
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import polars as pl
-from torch import Tensor
 
-from rankscope.depths.readings import ForwardReadings
+from rankscope import figures as fig
 from rankscope.extras import counted
-from rankscope.paths import LayerShares
+from rankscope.figures import TURNS
+from rankscope.paths import LABELLED
 
-Shares = tuple[LayerShares, LayerShares]  # Of the output, and of its residual
-Columns = Mapping[str, Tensor | None]  # Numbers of all samples by column; None where they are not known
-SHARES = ("share", "share_embedding", "share_bias", "residual_share")
-LOST = ("lost", "lost_cosine", "lost_residual", "lost_below_floor", "lost_residual_below_floor")
 MARKS = ("lost_below_floor", "lost_residual_below_floor", "rank_doubtful")
 """Columns that say whether rounding may have decided a number."""
-READ = ("cosine", "entropy", "sink")
-HEAD_COLUMNS = ("sample", "layer", "head", *SHARES, *READ, *LOST)
-LAYER_COLUMNS = (
-    "sample", "layer", *SHARES, "share_attention", "share_mlp", "influence", "cosine_attention", "cosine_mlp", *READ,
-    "sink_heads", "rank", "rank_doubtful", *LOST,
-)  # fmt: skip
-NORM_COLUMNS = ("sample", "layer", "norm_name", "rank_before", "rank_after", "rank_doubtful")
-"""The columns of each table."""
-PLACES = {"sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "norm_name": pl.String}
-
-
-def sample_tables(
-    forward: ForwardReadings, shares: Mapping[int, Shares], losses: Mapping[tuple[int, int | None], Columns]
-) -> dict[str, pl.DataFrame]:
-    """The tables `layers`, `heads` and `norms`, of what was read of each layer; of what passes through it, by its
-    number from 1 (empty where paths are not known); and of what is lost without a layer (its head is None) or head."""
-    layers, heads = [], []
-    for layer, (of_layer, of_heads) in enumerate(zip(forward.layers, forward.heads, strict=True), 1):
-        through = shares.get(layer)
-        layers.append(_rows({"layer": layer}, {**_shares(through), **of_layer, **losses[layer, None]}))
-        for head in range(of_heads["entropy"].shape[1]):
-            read = {name: values[:, head] for name, values in of_heads.items()}
-            lost = losses.get((layer, head), dict.fromkeys(LOST))
-            heads.append(_rows({"layer": layer, "head": head}, {**_shares(through, head), **lost, **read}))
-    norms = [pl.DataFrame(schema=SCHEMAS[2]), *(_rows(norm_place, ranks) for norm_place, ranks in forward.norms)]
-    return {
-        "layers": pl.concat(layers).select(LAYER_COLUMNS), "heads": pl.concat(heads).select(HEAD_COLUMNS),
-        "norms": pl.concat(norms),
-    }  # fmt: skip
-
-
-def _kind(name: str) -> Any:
-    """The type of a column."""
-    return PLACES.get(name, pl.Boolean if name in MARKS else pl.Float64)
-
-
-SCHEMAS = [{name: _kind(name) for name in columns} for columns in (LAYER_COLUMNS, HEAD_COLUMNS, NORM_COLUMNS)]
-"""The columns of the tables of layers, heads and norms, and their types."""
-
-
-def _rows(place: Mapping[str, Any], columns: Mapping[str, Tensor | None]) -> pl.DataFrame:
-    """The rows of all samples at one place."""
-    samples = next(len(values) for values in columns.values() if values is not None)
-    series = [pl.Series("sample", list(range(samples)), _kind("sample"))]
-    series += [pl.Series(name, [value] * samples, _kind(name)) for name, value in place.items()]
-    for name, values in columns.items():
-        numbers = [None] * samples if values is None else values.tolist()
-        series.append(pl.Series(name, numbers, _kind(name)))
-    return pl.DataFrame(series).fill_nan(None)
-
-
-def _shares(shares: Shares | None, head: int | None = None) -> Columns:
-    """What passes through one head of a layer or, without one, through the layer and its halves."""
-    names = (*SHARES, *(() if head is not None else ("share_attention", "share_mlp")))
-    if shares is None:
-        return dict.fromkeys(names)
-    of_output, of_residual = (part.layer if head is None else part.heads[..., head] for part in shares)
-    values = [of_output.sum(0), of_output[0], of_output[1], of_residual.sum(0)]
-    halves = [shares[0].heads.sum((0, 2)), shares[0].mlp.sum(0)]
-    return dict(zip(names, [*values, *(halves if head is None else [])], strict=True))
-
-
 MOST_OF_IT = 0.95  # The part of all losses that the layers of `layers_for_most` have
 LITTLE = 0.01  # The change of the output below which a head can be spared
 
@@ -244,3 +181,119 @@ def norms_sentence(norms: pl.DataFrame) -> str:
              for row in changed.head(3).iter_rows(named=True)]  # fmt: skip
     more = f" and {changed.height - 3} more" if changed.height > 3 else ""
     return f"{changed.height} of {norms.height} norms change the affine rank: {', '.join(steps)}{more}.{doubt}"
+
+
+if TYPE_CHECKING:
+    from rankscope.figures import Figure
+
+BARS = {
+    "lost": ("the output", 0), "lost_residual": ("what tells tokens apart", 4),
+    "share": ("the output", 0), "residual_share": ("what tells tokens apart", 4),
+}  # fmt: skip
+"""Columns that are drawn as bars: their names in the legend, and the numbers of their colours."""
+LINES = {"cosine_attention": ("attention", 1), "cosine_mlp": ("MLP", 2), "cosine": ("the layer", 3)}
+"""Columns that are drawn as lines: the same, in other colours."""
+NUMBERED = 8  # Heads in a row up to which each square of the map has room for its number
+ROW = 2  # Panels in a row
+SENTENCE_WIDTH = 115  # Characters of a line of the sentence above the figure
+
+
+def depth_chart(layers: pl.DataFrame, heads: pl.DataFrame, sentence: str) -> fig.Chart:
+    """Four panels of a card's tables of layers and heads: losses, shares, cosines by layer, and a map of heads;
+    `sentence` is what the card says."""
+    last = int(layers["layer"].to_numpy().max(initial=1))
+    across = fig.Axis("layer", last=last, range=(0.4, last + 0.6))
+    changes, shares = _bars(layers, ("lost", "lost_residual")), _bars(layers, ("share", "residual_share"))
+    panels = [fig.Panel(across, fig.Axis("change of the output", percent=True), changes, CHANGES)]
+    if shares:
+        panels.append(fig.Panel(across, fig.Axis("", percent=True), shares, PASSES))
+    panels.append(fig.Panel(across, fig.Axis("cosine"), _lines(layers), ADDS))
+    panels.append(_head_map(heads))
+    table, alt = layers.to_dict(as_series=False), f"By layer and head. {sentence}"
+    return fig.Chart(panels, table, alt, columns=ROW, size=(5.2, 3.1), height=300)
+
+
+def _bars(layers: pl.DataFrame, names: tuple[str, ...]) -> list[fig.Bars]:
+    numbers, marks = layers["layer"].to_list(), []
+    for name in names:
+        values = layers[name].to_numpy()
+        if np.isfinite(values).any():
+            label, colour = BARS[name]
+            texts = zip(numbers, values, strict=True)
+            hover: list[fig.Hover] = [(f"layer {layer}\n", f"{value:.1%}", f" of {label}") for layer, value in texts]
+            marks.append(fig.Bars(numbers, values, fig.line_colour(colour), label, hover))
+    return marks
+
+
+def _lines(layers: pl.DataFrame) -> list[fig.Line]:
+    numbers = layers["layer"].to_list()
+    marks = [fig.Line([0.4, max(numbers) + 0.6], [0.0, 0.0], "faint", width=1.0)]
+    for name, (label, index) in LINES.items():
+        values = layers[name].to_numpy()
+        if np.isfinite(values).any():
+            texts, colour = zip(numbers, values, strict=True), fig.line_colour(index)
+            hover: list[fig.Hover] = [(f"layer {k}, {label}\n", f"{v:+.3f}", "") for k, v in texts]
+            marks.append(fig.Line(numbers, values, colour, label, index=index, marker="dot", hover=hover))
+    return marks
+
+
+CHANGES, PASSES, ADDS = (
+    "what changes without the layer", "what passes through the layer", "what the layer adds, along the stream"
+)  # fmt: skip
+HEADS = {
+    "lost": "what changes without the head",
+    "share": "share of the output through the head",
+    "entropy": "entropy of the head",
+}
+"""Columns of heads that are drawn, the first that is known, and what each is."""
+CAPTIONS = {
+    CHANGES: "Changes are norms of the difference over that of the whole: of the output, and of its residual, "
+    "which tells tokens apart.",
+    PASSES: "A share may be negative: what passes through the layer subtracts.",
+    ADDS: "Cosines are of what attention, the MLP and the layer add with the stream that they add to, mean over "
+    "tokens.",
+    HEADS["lost"]: "In the map, the output changes so much without each head; grey: no more than rounding.",
+    HEADS["share"]: "In the map, that share of the output passes through each head: blue adds to it, orange takes away "
+    "from it. Heads were not taken out one by one.",
+    HEADS["entropy"]: "The map has the entropy of each head's attention, in nats. Heads were not taken out one by one.",
+}
+"""What is to be known of each panel, by its heading."""
+
+
+def caption(chart: fig.Chart) -> str:
+    """The text under the figure in a report: a sentence for each of its panels."""
+    return " ".join(CAPTIONS[str(panel.heading)] for panel in chart.panels)
+
+
+def _head_map(heads: pl.DataFrame) -> fig.Panel:
+    """What is lost without each head or, where that was not measured, what passes through it."""
+    column = next((name for name in HEADS if heads[name].is_not_null().any()), "entropy")
+    across, up = (heads[name].unique().sort().to_list() for name in ("head", "layer"))
+    rows = {(row["layer"], row["head"]): row for row in heads.iter_rows(named=True)}
+    grid = [[rows.get((layer, head), {}) for head in across] for layer in up]  # of a damaged table some are missing
+    values = np.array([[cell.get(column) for cell in row] for row in grid], dtype=float)
+    noise = np.array([[column == "lost" and bool(cell.get("lost_below_floor")) for cell in row] for row in grid])
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
+    signed = column == "share"
+    cells = fig.Heatmap(
+        across, up, values, range=(-largest if signed else 0.0, largest), signed=signed, noise=noise,
+        numbers=len(across) <= NUMBERED and values.size <= LABELLED,
+        hover=[[(f"layer {layer}, head {head}\n", f"{value:.3g}", "") for head, value in zip(across, row, strict=True)]
+               for layer, row in zip(up, values, strict=True)],
+    )  # fmt: skip
+    return fig.Panel(
+        fig.Axis("head", last=across[-1], range=(-0.5, across[-1] + 0.5), grid=False),
+        fig.Axis("layer", last=up[-1], range=(up[0] - 0.5, up[-1] + 0.5), grid=False), [cells], HEADS[column],
+    )  # fmt: skip
+
+
+def printed(chart: fig.Chart, sentence: str = "", **options: Any) -> "Figure":
+    """The chart in print, two panels in a row, under the sentence if one is given; `options` are those of `plot`."""
+    from rankscope.figures import plot
+
+    rows = [replace(chart, panels=chart.panels[start : start + ROW]) for start in range(0, len(chart.panels), ROW)]
+    figure = plot(*rows, **options)
+    if sentence:
+        shown = sentence.translate(TURNS).replace("$", r"\$")
+        figure.suptitle("\n".join(textwrap.wrap(shown, SENTENCE_WIDTH)), x=0.01, ha="left", fontsize=10)
+    return figure

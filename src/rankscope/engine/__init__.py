@@ -4,10 +4,10 @@ from rankscope.engine.cluster import STUCK_AFTER, Cluster
 from rankscope.engine.sections import Sweep
 from rankscope.engine.shared_inputs import measure_on_cluster
 from rankscope.engine.spec import CellJob, Spec, read_spec, spec_of
-from rankscope.engine.sweeping import sweep
+from rankscope.engine.sweeping import ResourceOptions, sweep
 from rankscope.engine.views import choice_in, profile_of
 
 __all__ = [
-    "STUCK_AFTER", "CellJob", "Cluster", "Spec", "Sweep", "choice_in", "measure_on_cluster", "profile_of", "read_spec",
-    "spec_of", "sweep",
+    "CellJob", "Cluster", "ResourceOptions", "STUCK_AFTER", "Spec", "Sweep", "choice_in", "measure_on_cluster",
+    "profile_of", "read_spec", "spec_of", "sweep",
 ]  # fmt: skip

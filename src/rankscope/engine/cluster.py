@@ -47,7 +47,8 @@ class Cluster:
     """A Ray cluster at an address, or one that is started on this machine and ends with this object.
 
     Args:
-        address: HOST:PORT or another address that `ray.init` takes; None for a new cluster.
+        on: "ray:ADDRESS", HOST:PORT or another address that `ray.init` takes; "ray" for the cluster that
+            `RAY_ADDRESS` names or, without one, a new one.
         workers: Pieces of work at a time; as many as there are cores if left out.
         threads: Threads, and so cores, of each piece of work.
         gpus: GPUs of each piece of work, or a share of one.
@@ -57,12 +58,15 @@ class Cluster:
 
     def __init__(
         self,
-        address: str | None = None,
+        on: str = "ray",
         workers: int | None = None,
         threads: int = 1,
         gpus: float = 0.0,
         stuck_after: float = STUCK_AFTER,
     ) -> None:
+        kind, _, address = on.partition(":")
+        sentence = f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}"
+        require(kind == "ray", sentence, SweepError, "on")
         need("a cluster", "ray")
         import ray
 
@@ -82,16 +86,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def named(
-        cls, on: str, workers: int | None = None, threads: int = 1, gpus: float = 0.0, stuck_after: float = STUCK_AFTER
-    ) -> "Cluster":
-        """The cluster that `--on` names: "ray" or "ray:HOST:PORT"."""
-        kind, _, address = on.partition(":")
-        sentence = f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}"
-        require(kind == "ray", sentence, SweepError, "on")
-        return cls(address or None, workers, threads, gpus, stuck_after)
 
     def __enter__(self) -> "Cluster":
         return self

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import polars as pl
 
-from rankscope.engine.factors import level_name
-from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
-from rankscope.engine.spec import JOBS, SHIPPED
-from rankscope.engine.views import NEEDED, SweepView, view_of
+from rankscope.engine.spec import JOBS, SHIPPED, level_name
+from rankscope.engine.views import CELLS, NEEDED, NOTHING, SweepView, sweep_curves_chart, sweep_levels_chart, view_of
 from rankscope.engine.work import READINGS
 from rankscope.errors import FileError, require_one_of
 from rankscope.extras import counted, listed
@@ -52,16 +50,16 @@ class Sweep(Result):
         return {"sweep": self.table, "cells": self.cells, **self.further}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "Sweep":
         """The sweep of these tables."""
         further = {name: table for name, table in tables.items() if name not in ("sweep", "cells")}
         return cls(tables["sweep"], tables["cells"], manifest, further)
 
     @classmethod
-    def of_run(cls, run: Run, entry: str) -> Self:
+    def of_run(cls, run: Run, entry: str) -> "Sweep":
         """The sweep in a run folder; what is shown of it checks its tables."""
         jobs = {job.table for job in JOBS.values()}
-        tables = {name: run.table(name) for name in ("sweep", "cells", *sorted(jobs)) if run.has(name)}
+        tables = {name: run.table(name) for name in ("sweep", "cells", *sorted(jobs)) if name in run.names}
         manifest = run.manifests.get(entry, Manifest())
         return replace(cls._made(tables, manifest, {}, f"{run.folder} must hold a"), run=run.folder)
 
@@ -210,15 +208,10 @@ def _cells(views: Mapping[str, SweepView]) -> Table:
     rows, keys = [], []
     for row in some:
         cell = view.cells.row(row, named=True)
-        numbers = [_shown(metric, known.get(cell["cell"])) for metric, known in ends]
-        rows.append([
-            str(cell["cell"]), *(_word(cell[name]) for name in view.varied),
-            *(shown for shown, _ in numbers), f"{cell['seconds']:.2f}",
-        ])  # fmt: skip
-        keys.append([
-            cell["cell"], *(cell[name] for name in view.varied), *(key for _, key in numbers),
-            cell["seconds"],
-        ])  # fmt: skip
+        factors = [cell[name] for name in view.varied]
+        shown, numbers = zip(*(_shown(metric, known.get(cell["cell"])) for metric, known in ends), strict=True)
+        rows.append([str(cell["cell"]), *map(_word, factors), *shown, f"{cell['seconds']:.2f}"])
+        keys.append([cell["cell"], *factors, *numbers, cell["seconds"]])
     note = "At the last layer. A click on a heading sorts by it, another turns the order about."
     if len(view.cells) > ROWS:
         note += f" The first {ROWS} of {len(view.cells)}; all are in cells.parquet and sweep.parquet."

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from rankscope.engine.cluster import Cluster
-from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
+from rankscope.engine.spec import INPUTS, Cell, architecture_of, base_network, input_factors
 from rankscope.engine.work import CellInputs, InputsLoader
 from rankscope.errors import RankscopeError, SourceError, SweepError, TokensError, require
 from rankscope.metrics import METRICS, chosen_metrics

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import polars as pl
 
@@ -23,7 +23,7 @@ from rankscope.engine.sections import Sweep
 from rankscope.engine.shared_inputs import FileChecksums, RaySharedInputs, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.work import CellOutcome, LocalProcesses, columns_of
-from rankscope.errors import SweepError, require
+from rankscope.errors import SweepError, require, require_one_of
 from rankscope.files import undisturbed
 from rankscope.results import plain_value
 from rankscope.runs import Journal, Manifest, Store, begun, digest, key_of, read
@@ -35,18 +35,31 @@ KEY_DIGITS = 24  # of a cell's key: no two of a million cells have the same
 Progress = Callable[[int, int], None]  # Called with the number of cells that are done, and of all
 
 
+class ResourceOptions(TypedDict, total=False):
+    """Where the cells of a sweep are measured and with what: further options of `sweep`, each a keyword."""
+
+    on: str | None
+    """None (the default) for processes of this machine; "ray" for Ray on this machine, or the cluster that
+    `RAY_ADDRESS` names; "ray:HOST:PORT" for a cluster."""
+    workers: int | None
+    """Cells at a time; one for each core if left out."""
+    threads: int
+    """Threads of each cell, 1 if left out. The last digit of numbers may differ with it."""
+    gpus_per_cell: float
+    """GPUs of each cell, or a share of one; 0 (the default) measures on the CPU."""
+    stuck_after: float
+    """On Ray: seconds without any result after which the cells that run are cancelled and tried once more; then they
+    have failed."""
+
+
 def sweep(
     spec: str | Path | Mapping[str, Any] | Spec,
     run: str | Path = "runs/sweep",
     *,
-    on: str | None = None,
-    workers: int | None = None,
-    threads: int = 1,
-    gpus_per_cell: float = 0.0,
-    stuck_after: float = STUCK_AFTER,
     progress: Progress = lambda done, of: None,
     say: Callable[[str], None] = lambda sentence: None,
     command: str | None = None,
+    **resources: Unpack[ResourceOptions],
 ) -> Sweep:
     """Measure every cell of a specification, and write each to a run folder as it ends.
 
@@ -56,16 +69,10 @@ def sweep(
     Args:
         spec: A TOML file, a dictionary with the same content, or a `Spec` (`docs/sweeps.md`).
         run: The run folder.
-        on: None for processes of this machine; "ray" for Ray on this machine, or the cluster that
-            `RAY_ADDRESS` names; "ray:HOST:PORT" for a cluster.
-        workers: Cells at a time; one for each core if left out.
-        threads: Threads of each cell. The last digit of numbers may differ with it.
-        gpus_per_cell: GPUs of each cell, or a share of one; 0 measures on the CPU.
-        stuck_after: On Ray: seconds without any result after which the cells that run are cancelled and tried
-            once more; then they have failed.
         progress: Called with the number of cells that are done, and of all.
         say: Called with a sentence that says where Ray's dashboard is.
         command: The command line, for the manifest.
+        resources: `on`, `workers`, `threads`, `gpus_per_cell` and `stuck_after`: those of `ResourceOptions`.
 
     Returns:
         The tables of the sweep; a cell that failed is in `Sweep.failed` with its reason.
@@ -79,6 +86,10 @@ def sweep(
     ...     sweep(spec, folder, workers=1).table["layer"].to_list()
     [0, 1]
     """
+    for name in resources:
+        require_one_of("an option of sweep", name, ResourceOptions.__annotations__, SweepError, name)
+    on, workers, threads = resources.get("on"), resources.get("workers"), resources.get("threads", 1)
+    gpus_per_cell, stuck_after = resources.get("gpus_per_cell", 0.0), resources.get("stuck_after", STUCK_AFTER)
     if not isinstance(spec, Spec):
         spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("gpus_per_cell", gpus_per_cell, 0)):
@@ -92,7 +103,7 @@ def sweep(
     told = plain_value({"asked": spec.options.asked, "factors": spec.factors, "varied": spec.varied})
     manifest = begun(device).adding(command=command, **told)
     size = workers, threads, gpus_per_cell
-    connection: Any = nullcontext(LocalProcesses(*size)) if on is None else Cluster.named(on, *size, stuck_after)
+    connection: Any = nullcontext(LocalProcesses(*size)) if on is None else Cluster(on, *size, stuck_after)
     inputs_kind = SharedInputs if on is None else RaySharedInputs
     with connection as engine, Store(run) as store:
         if address := getattr(engine, "dashboard", None):

@@ -1,5 +1,8 @@
 """What figures and pages show of a sweep: one metric of every cell, by layer and at the last layer.
 
+`sweep_curves_chart` draws it by layer in small multiples, `sweep_levels_chart` at the last layer by the levels of each
+factor. `Sweep.plot` draws both below each other, the report each on its own.
+
 The value of a cell is the mean over its samples (and heads), of logarithms the geometric one. How much a factor
 matters is found from the ranks of cells, the least first: the share of the variance of ranks that the levels of the
 factor account for, alone (epsilon squared, about 0 for a factor that does nothing, however many levels it has).
@@ -11,7 +14,7 @@ whether an argument names cells, and `profile_of` for their numbers.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +23,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope.engine import factors
+from rankscope import figures as fig
+from rankscope.engine.spec import described, level_name
 from rankscope.errors import SweepError, require, require_one_of
-from rankscope.figures import power
-from rankscope.profiles import SCHEMA, Profile
+from rankscope.figures import evenly, power
+from rankscope.profiles import SCHEMA, Profile, metric_title
 from rankscope.runs import Network, Run, read
+from rankscope.trainings import ends
 
 MOST_LEVELS, BINS = 9, 5  # a factor of more numbers than these levels has them gathered into bins of equal size
 MOST_CHOSEN = 12  # cells that are compared side by side
@@ -113,7 +118,7 @@ class SweepView:
             labels = [f"{low:.3g}–{high:.3g}" for low, high in pairwise(cuts)]
             index = {value: int(np.searchsorted(cuts[1:-1], value, side="right")) for value in known}
         else:
-            labels = [factors.level_name(value) for value in known]
+            labels = [level_name(value) for value in known]
             index = {value: level for level, value in enumerate(known)}
         of = np.array([index.get(value, len(labels)) for value in column], int)
         if column.null_count():
@@ -145,7 +150,7 @@ class SweepView:
     def described(self, row: int) -> str:
         """The cell of a row by the factors that differ: depth 6, skip 0.5."""
         values = {name: self.cells[name][row] for name in self.varied if self.cells[name][row] is not None}
-        return factors.described(values, defaults={}) if values else ""
+        return described(values, defaults={}) if values else ""
 
     def _effect(self, factor: str) -> float:
         """Epsilon squared of ranks: 1 - (variance within levels) / (variance of all cells)."""
@@ -190,7 +195,7 @@ def profile_of(folder: Path, choice: str) -> Profile:
     cells = chosen_cells(run, choice)
     varied = [name for name in run.manifests["sweep"].more.get("varied", []) if name in cells.columns]
     names = {
-        row["cell"]: f"{folder.name}:{row['cell']} ({factors.described({name: row[name] for name in varied})})"
+        row["cell"]: f"{folder.name}:{row['cell']} ({described({name: row[name] for name in varied})})"
         for row in cells.iter_rows(named=True)
     }
     rows = run.table("sweep").filter(pl.col("cell").is_in(list(names)))
@@ -216,8 +221,8 @@ def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
     for name, value in parse_choice(choice, cells).items():
         require_one_of("a factor of this sweep", name, cells.columns, SweepError, name)
         cells = cells.filter(_equals(cells.schema[name].is_numeric(), pl.col(name), value))
-    came = f"{choice!r} chooses {len(cells)} of {total} in {run.folder}"
-    sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {came}"
+    chosen = f"{choice!r} chooses {len(cells)} of {total} in {run.folder}"
+    sentence = f"1 to {MOST_CHOSEN} cells must be chosen, by number or as depth=6,skip=0.5; {chosen}"
     require(1 <= len(cells) <= MOST_CHOSEN, sentence, SweepError, "choice")
     return cells
 
@@ -259,3 +264,119 @@ def _equals(numeric: bool, column: pl.Expr, value: str) -> pl.Expr:
         return column == float(value)
     except ValueError:
         return pl.lit(False)
+
+
+PANELS = 6  # panels at most; of more levels the ends and some between
+CELLS = 2000  # cells that are drawn as points at most
+NOTHING = 0.005  # share of the differences below which a factor does nothing that could be seen
+
+
+def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, most: int = PANELS) -> fig.Chart:
+    """A panel for each level of one factor, a line for each of another: the median of cells, in a band from the least
+    to the largest of them. The more lines, the fainter the bands; the lines stay as they are.
+
+    Args:
+        view: One metric of a sweep.
+        colour: The factor whose levels are lines; None draws one line.
+        panel: The factor whose levels are panels; None draws one panel.
+        most: Panels at most; of more levels the first, the last and some between are drawn.
+    """
+    lines, panel_levels = view.levels(colour), view.levels(panel)
+    shown = evenly(range(len(panel_levels.labels)), most)
+    curves = [curve for curve in view.curves(colour, panel) if curve.panel in shown]
+    y, panels = _value_axis(view), []
+    for level in shown:
+        marks, depth, title = [], 1, _called(panel_levels, level)
+        for curve in curves:
+            if curve.panel != level:
+                continue
+            name, depth = _called(lines, curve.colour), max(depth, len(curve.centre) - 1)
+            cells = f", median of {curve.cells} cells"
+            hover: list[fig.Hover] = [
+                (f"{title} {name}\nlayer {layer}: ", view.shown(value), cells)
+                for layer, value in enumerate(curve.centre)
+            ]
+            x, ink = np.arange(len(curve.centre)), _colour(lines, curve.colour)
+            line = fig.Line(x, curve.centre, ink, name or None, f"level {curve.colour}", hover=hover)
+            marks.append(replace(line, bands=[(curve.low, curve.high)], strength=min(1.0, 3 / len(lines.labels))))
+        panels.append(fig.Panel(fig.Axis("layer", last=depth), y, marks, title or "all cells"))
+    rows = [
+        (panel_levels.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
+        for curve in curves
+        for layer, numbers in enumerate(zip(curve.centre, curve.low, curve.high, strict=True))
+    ]
+    columns = (panel or "panel", colour or "line", "layer", f"{view.column}_median", "low", "high", "cells")
+    panelled = f"in {len(shown)} panels by {panel or 'nothing'}"
+    alt = f"{view.metric} by layer, {panelled}, a line for each {colour or 'sweep'}."
+    size, across = (max(3.1, 6.4 / max(len(shown), 1)), 3.1), 2 if len(shown) > 1 else 1
+    return fig.Chart(panels, fig.columns_of(columns, rows), alt, columns=across, height=330, shared=True, size=size)
+
+
+def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
+    """A panel for each factor, at most `most`: every cell at its last layer above its level, and the median
+    of each level."""
+    factors = list(view.effects)[:most]
+    y, panels = _value_axis(view), []
+    some = evenly(range(len(view.cells)), CELLS)
+    hover: list[fig.Hover] = [
+        (f"cell {view.cells['cell'][row]}\n{view.described(row)}\n", view.shown(view.ends[row]), "") for row in some
+    ]
+    noise = view.cells["noise"].to_numpy()[some]
+    hollow = noise if noise.any() else None
+    aside = 0.5 * (np.array(some) * 0.618034 % 1 - 0.5)
+    for factor in factors:
+        levels = view.levels(factor)
+        at, deep = _places(levels)
+        apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
+        middles = [_median(view.ends[levels.of == level]) for level in range(len(levels.labels))]
+        words: list[fig.Hover] = [
+            (f"{factor} {name}: median ", view.shown(value), "")
+            for name, value in zip(levels.labels, middles, strict=True)
+        ]
+        x = at[levels.of[some]] + apart * aside
+        marks = [
+            fig.Points(x, view.ends[some], fig.line_colour(0), "dot", 5, 0.4, hollow, hover),
+            fig.Points(at, middles, "ink", "bar", 14 if deep else 26, 1.0, hover=words),
+        ]
+        names = dict(zip(at.tolist(), levels.labels, strict=True))
+        named = fig.Axis(factor, range=(-0.6, at[-1] + 0.6), labels=names, grid=False)
+        axis = fig.Axis(factor, last=int(at[-1])) if deep else named
+        share = view.effects[factor]
+        does = "next to nothing" if share < NOTHING else f"{share:.0%} of the differences"
+        panels.append(fig.Panel(axis, y, marks, f"{factor}: {does}"))
+    columns = ("cell", *factors, "value", "log10")
+    table = fig.columns_of(columns, [tuple(view.cells[name][row] for name in columns) for row in some])
+    alt = f"{view.metric} at the last layer of each cell, by {', '.join(factors)}."
+    across = 2 if len(factors) > 1 else 1
+    return fig.Chart(panels, table, alt, columns=across, height=330, legend=False, size=(3.1, 3.1))
+
+
+def _places(levels: Levels) -> tuple[np.ndarray, bool]:
+    """Where levels stand: side by side; those of a depth, and then it is True, at their numbers, so that
+    twice the depth is twice as far."""
+    if levels.factor == "depth" and len(levels.labels) > 1 and all(map(str.isdecimal, levels.labels)):
+        return np.array(levels.labels, float), True
+    return np.arange(len(levels.labels), dtype=float), False
+
+
+def _value_axis(view: SweepView) -> fig.Axis:
+    """One scale for all panels."""
+    title, numbers = metric_title(view.metric), view.layers[view.column].to_numpy()
+    if view.log:
+        return fig.Axis(title, fig.Powers(numbers.tolist()))
+    low, high = ends(numbers)
+    room = 0.05 * (high - low) or 0.5
+    return fig.Axis(title, range=(low - room, high + room))
+
+
+def _colour(levels: Levels, index: int) -> str:
+    return fig.ordered_colour(index / max(1, len(levels.labels) - 1)) if levels.ordered else fig.line_colour(index)
+
+
+def _called(levels: Levels, index: int) -> str:
+    return f"{levels.factor} {levels.labels[index]}" if levels.factor else ""
+
+
+def _median(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

@@ -18,8 +18,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.engine.factors import Cell, cell_network
-from rankscope.engine.spec import JOBS, SweepOptions
+from rankscope.engine.spec import JOBS, Cell, SweepOptions, cell_network
 from rankscope.errors import FileError, RankscopeError, SourceError, SweepError
 from rankscope.nets import Transformer
 from rankscope.profiles import SCHEMA

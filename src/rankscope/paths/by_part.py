@@ -1,34 +1,54 @@
-"""What passes through a layer's heads, its MLP, or one head, on its way to the output.
+"""What of the output passes through a layer's heads, its MLP, or one head, and from which tokens it comes.
 
-Called by `Decomposition.by_layer` and `by_head`; traverses a `Frozen` network with the rules of `terms.py`.
+Called by `Decomposition.by_layer`, `by_head` and `by_position`; traverses a `Frozen` network with the rules of
+`frozen.py`. The last goes one layer at a time, so that layers may stay in their files.
 
-Everything that passes through a part is one term: the part's branch of the full stream (biases and all),
+**Parts.** Everything that passes through a part is one term: the part's branch of the full stream (biases and all),
 carried to the end by the frozen layers after it. Its inner product with the output is also `<branch, A^T
 output>`, A the map of all later layers: one backward pass gives it for every head of every layer.
+`TwoPasses` (`depths/passes.py`) has the same shares with one layer in memory.
 
-`TwoPasses`, which `depths/card.py` calls block after block, has the same shares with one layer in memory: the network
-goes forward once, and back once. Forward, the tokens that each layer reads are kept, apart by where they started
-(embedding, bias). Back, layer by layer, `A^T output` is pulled through the layer, which is frozen again on the tokens
-that were kept. So no layer is needed but the one at hand, and layers may be read from files. It costs two readings of
-every layer and the time of about six forward passes.
+**Source tokens.** With attention, norms and gates frozen, the output y of a query token is a sum of one term per source
+token j, `J_j x_j` with `x_j` its embedding, and of what starts at biases. The share of a source is
+
+    <J_j x_j, y> / <y, y>  =  <x_j, J_j^T y> / <y, y>,
+
+so one backward pass through the frozen layers gives it for all of them. By length, the pulled back output is a
+polynomial: coefficient k has what came back along paths of length k, and a layer makes it one longer,
+
+    G_{l-1}[k] = past^T G_l[k] + through^T G_l[k-1].
+
+The size of a term has no such shortcut: it takes a forward pass for each source.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, require
-from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual, tokens
-from rankscope.nets import Block, Branch, Half, Tokens, Transformer, release, traverse
-from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, Parts
-from rankscope.paths.lengths import closure_of, cosine, size_of
-from rankscope.paths.lengths import share as share_of
-from rankscope.paths.terms import FrozenRules, HeadTerms, Terms, WholeNetwork
-from rankscope.shapes import Bool, Float
+from rankscope.metrics import dobrushin, frobenius_norm, mu, residual
+from rankscope.nets import Block, Half, Tokens, release
+from rankscope.paths.frozen import (
+    Frozen,
+    FrozenLayer,
+    FrozenRules,
+    HeadTerms,
+    Parts,
+    Terms,
+    WholeNetwork,
+    centred_tokens,
+    cosine,
+    require_closure,
+    share,
+    size_of,
+    uniform,
+)
+from rankscope.paths.lengths import length_terms
+from rankscope.shapes import Float
 
 
 class _PartTracker(WholeNetwork):
@@ -121,13 +141,13 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
     frames = []
-    for layer, U, Z, share, residual_share in zip(frozen.layers, head_terms, rules.inputs_read, *shares, strict=True):
-        frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
+    for layer, U, Z, *through in zip(frozen.layers, head_terms, rules.inputs_read, *shares, strict=True):
+        frames.append(_head_rows(layer, U.detach()[0], Z, *(part.detach() for part in through), frozen))
     return pl.concat(frames)
 
 
 def _head_rows(
-    layer: FrozenLayer, U: Tensor, Z: Tensor, share: Tensor, residual_share: Tensor, frozen: Frozen
+    layer: FrozenLayer, U: Tensor, Z: Tensor, of_output: Tensor, of_residual: Tensor, frozen: Frozen
 ) -> pl.DataFrame:
     padding = ~frozen.valid
     batch, heads = U.shape[:2]
@@ -139,8 +159,8 @@ def _head_rows(
     mixed = layer.P @ Z[:, None]
     columns: dict[str, Tensor] = {
         "norm": frobenius_norm(contributions * frozen.valid[:, None, :, None]),
-        "share": share,
-        "residual_share": residual_share.masked_fill(uniform(frozen.output, frozen.valid)[:, None], torch.nan),
+        "share": of_output,
+        "residual_share": of_residual.masked_fill(uniform(frozen.output, frozen.valid)[:, None], torch.nan),
         "contraction": mu(contributions, wide) / inputs_read,
         "averaging": mu(mixed, wide) / inputs_read,
         "dobrushin": dobrushin(layer.P, padding),
@@ -159,154 +179,108 @@ def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
     return pl.DataFrame({
         "sample": list(range(len(term))), "layer": [layer] * len(term), "part": [part] * len(term),
         "norm": frobenius_norm(term.double()).tolist(), "residual": residual(term, padding).tolist(),
-        "share": share_of(term, frozen.output).tolist(),
-        "residual_share": share_of(term, centred).masked_fill(alike, torch.nan).tolist(),
+        "share": share(term, frozen.output).tolist(),
+        "residual_share": share(term, centred).masked_fill(alike, torch.nan).tolist(),
         "cosine": cosine(term, frozen.output).tolist(),
     })  # fmt: skip
 
 
-def uniform(X: Tensor, valid: Tensor) -> Tensor:
-    """True for samples whose tokens are equal as far as the arithmetic resolves: their residual is noise."""
-    return metric("relative_residual").read(tokens(X, ~valid)).below_floor.to(X.device)
+@dataclass(frozen=True, eq=False, repr=False)
+class ByPosition:
+    """Shares of the output by source token: see `Decomposition.by_position`."""
+
+    table: pl.DataFrame
+    closure: float  # How far the shares of a sample are from adding up to one, at most
+
+    def __repr__(self) -> str:
+        samples, sources = (self.table[name].drop_nulls().n_unique() for name in ("sample", "source"))
+        return f"ByPosition: {samples} samples of up to {sources} source tokens, closure {self.closure:.0e}"
 
 
-def centred_tokens(X: Tensor, valid: Tensor) -> Tensor:
-    """X minus the mean of its valid tokens."""
-    count = valid.sum(-1).clamp(min=1)[:, None, None]
-    mean = (X * valid[..., None]).sum(1, keepdim=True) / count
-    return (X - mean) * valid[..., None]
-
-
-class LayerShares(NamedTuple):
-    """What of the output passed through a layer; in the first axis 0 is what started at the embedding, 1 at a bias.
-
-    NaN of a residual that is only rounding.
-    """
-
-    layer: Float[Tensor, "start batch"]  # through any of its branches: what the layer adds, with their biases
-    mlp: Float[Tensor, "start batch"]  # through its MLP; zero where there is none
-    heads: Float[Tensor, "start batch head"]  # through each head
-
-
-class _OneLayer(FrozenRules):
-    """The rules of a frozen layer, which also record what heads mixed and what the MLP added."""
-
-    def __init__(self, frozen: Frozen, layer: FrozenLayer, start: int | None) -> None:
-        super().__init__(frozen)
-        self.frozen_layer, self.start = layer, start
-        self.head_terms: HeadTerms | None = None
-        self.mlp_terms: Parts | None = None
-
-    def layer(self, block: Block) -> FrozenLayer:
-        """The frozen layer that these rules go through."""
-        return self.frozen_layer
-
-    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
-        """What heads add, after recording what each mixed."""
-        self.head_terms = head_terms
-        return super().output(block, head_terms)
+class _PastAndThrough(FrozenRules):
+    """Rules that keep apart what goes past the heads of a layer and what goes through them: two terms of one."""
 
     def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
-        """The sum, after recording what the MLP adds to it: a copy is summed, which may be changed in place."""
-        if "mlp" in branches:
-            self.mlp_terms = branches["mlp"].parts
-            branches = branches | {"mlp": branches["mlp"]._replace(parts=self.mlp_terms.clone())}
-        return super().add(block, half, terms, branches)
+        """Everything but attention, and attention."""
+        if not half.attends:
+            return super().add(block, half, terms, branches)
+        past = super().add(block, half, terms, {name: branches[name] for name in branches if name != "attention"})
+        return Terms(torch.cat([past.parts, branches["attention"].parts]))
 
 
-class _PastLayer(_OneLayer):
-    """The rules past all branches of a frozen layer: its skips, and norms on sums, whose biases pass by it too."""
+def by_position(frozen: Frozen, query: int | None = -1, lengths: bool = False, sizes: bool = False) -> ByPosition:
+    """Return the shares of the output by source token; the arguments are those of `Decomposition.by_position`."""
+    chosen = _chosen(frozen, query)
+    target = frozen.output * chosen
+    size = size_of(target)
+    unit, per_size, nothing = target / size[:, None, None], 1 / size, frobenius_norm(target.double()).to(target) == 0
+    with torch.no_grad():
+        if lengths:
+            bias_terms = length_terms(replace(frozen, X=torch.zeros_like(frozen.X)))[1]
+        else:
+            bias_terms = WholeNetwork(replace(frozen, X=torch.zeros_like(frozen.X))).run()[None]
+    bias = (bias_terms * unit).sum((2, 3)) * per_size  # [length, batch]
+    share = (_pulled_back(frozen, unit, lengths) * frozen.X).sum(3) * per_size[:, None]  # [length, batch, token]
+    missed = (share.sum((0, 2)) + bias.sum(0) - 1).masked_fill(nothing, 0.0)
+    closure = require_closure(float(missed.abs().max()), share.dtype)
+    columns = {"share": torch.cat([share, bias[..., None]], 2)}
+    if sizes:
+        norms = [torch.linalg.vector_norm(term * chosen, dim=(2, 3)) for term in _source_terms(frozen, lengths)]
+        columns["norm"] = torch.stack([*norms, torch.linalg.vector_norm(bias_terms * chosen, dim=(2, 3))], 2)
+    release(frozen.net.weights.layers)
+    return ByPosition(_table(columns, frozen, lengths), closure)
 
-    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """False for every branch: paths go by the skips alone."""
-        return False
+
+def _chosen(frozen: Frozen, query: int | None) -> Float[Tensor, "batch token 1"]:
+    """One at the query token of each sample, zero elsewhere; one everywhere where there is no query."""
+    count = frozen.valid.sum(1)
+    if query is None:
+        return torch.ones_like(frozen.output[..., :1])
+    fewest = int(count.min())
+    if isinstance(query, bool) or not isinstance(query, int) or not -fewest <= query < fewest:
+        limits = f"a whole number from {-fewest} to {fewest - 1}, or None for all tokens"
+        raise PathError(f"query must be {limits}; got {query!r}", subject="query")
+    index = torch.where(torch.tensor(query < 0, device=count.device), count + query, query)
+    places = torch.arange(frozen.valid.shape[1], device=count.device)
+    return (places == index[:, None]).to(frozen.output)[..., None]
 
 
-class TwoPasses:
-    """Shares by layer and head: `forward` is called with each layer in order, then `back` gives the shares."""
+def _pulled_back(frozen: Frozen, target: Tokens, lengths: bool) -> Parts:
+    """The target at the input of the network, a part for each length, or one for all of them."""
+    rules = _PastAndThrough(frozen) if lengths else FrozenRules(frozen)
+    nothing = torch.zeros_like(target)[None]
+    with torch.enable_grad():
+        Z = nothing.clone().requires_grad_(True)  # The maps are linear: their slopes are the same anywhere
+        (pulled,) = torch.autograd.grad(rules.end(Terms(Z)), Z, target[None])
+        for layer in reversed(frozen.layers):
+            Y = rules.through(layer.block, Terms(Z)).parts
+            longer = torch.cat([nothing, pulled, nothing]) if lengths else pulled
+            # Coefficient k goes past the heads, and k - 1 through them.
+            targets = longer.unfold(0, 2, 1).movedim(-1, 1).flip(1) if lengths else longer[None]
+            gradients = [torch.autograd.grad(Y, Z, both, retain_graph=True)[0] for both in targets]
+            pulled = torch.cat(gradients)
+    return pulled.detach()
 
-    def __init__(self, net: Transformer, X: Tokens, valid: Bool[Tensor, "batch token"]) -> None:
-        self.net, self.valid, self.first = net, valid, X
-        self.settings, self.whole = net.settings(X, valid), bool(valid.all())
-        self.terms = torch.stack([X, torch.zeros_like(X)])
-        self.inputs: list[tuple[Tokens, Parts]] = []
-        self.closure = float("nan")  # How far the terms are from adding up to the output; known once `back` begins
 
-    def _frozen(self, X: Tokens) -> Frozen:
-        """A frozen network that has this last state; its layers are frozen one at a time."""
-        net = self.net
-        last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
-        output = net.finish(X) * self.valid[..., None]
-        return Frozen(net, self.first, self.valid, (), last, output, None, self.whole)
+def _source_terms(frozen: Frozen, lengths: bool) -> Iterator[Parts]:
+    """What starts at each source token, a forward pass for each: a part for each length, or one for all."""
+    for source in range(frozen.X.shape[1]):
+        X = torch.zeros_like(frozen.X)
+        X[:, source] = frozen.X[:, source]
+        alone = replace(frozen, X=X)
+        yield length_terms(alone, biases=False)[0] if lengths else WholeNetwork(alone, biases=False).run()[None]
 
-    @torch.no_grad()
-    def forward(self, layer: FrozenLayer, X: Tokens) -> None:
-        """Carry what started at the embedding and at biases through a layer, which was frozen on the tokens X."""
-        self.inputs.append((X, self.terms))
-        rules = _OneLayer(self._frozen(X), layer, 1)
-        self.terms = rules.through(layer.block, Terms(self.terms, 1)).parts
 
-    def back(self, X: Tokens) -> Iterator[tuple[int, LayerShares, LayerShares]]:
-        """Yield (layer from 1, shares of the output, shares of its residual), the last layer first.
-
-        Args:
-            X: The last state, before the final norm.
-
-        Raises:
-            ClosureError: The terms do not add up to the output.
-        """
-        frozen = self._frozen(X)
-        ended = FrozenRules(frozen)
-        self.closure = closure_of(ended.end(Terms(self.terms, 1)).sum(0), frozen)
-        output, noise = frozen.output, uniform(frozen.output, self.valid)
-        targets = [output, centred_tokens(output, self.valid)]
-        sizes = [size_of(target) for target in targets]
-        with torch.enable_grad():
-            Z = torch.zeros_like(X)[None].requires_grad_(True)
-            Y = ended.end(Terms(Z))[0]
-            scaled = [target / size[:, None, None] for target, size in zip(targets, sizes, strict=True)]
-            pulled = [torch.autograd.grad(Y, Z, target, retain_graph=True)[0][0] for target in scaled]
-        for block in reversed(self.net.blocks):
-            X, terms = self.inputs[block.index]
-            freezing = FreezingRules(self.net.arch, self.settings)
-            with torch.no_grad():
-                traverse(block, freezing, X)
-            shares = list(self._shares(freezing.layers[block.index], frozen, terms, pulled))
-            pulled = [before for before, _ in shares]
-            of_output, of_residual = (
-                LayerShares(*(values / size[..., None] if values.ndim == 3 else values / size for values in part))
-                for (_, part), size in zip(shares, sizes, strict=True)
-            )
-            noisy = (noise[:, None] if values.ndim == 3 else noise for values in of_residual)
-            masked = (values.masked_fill(mask, torch.nan) for values, mask in zip(of_residual, noisy, strict=True))
-            yield block.index + 1, of_output, LayerShares(*masked)
-        release(self.net.weights.layers)
-
-    def _shares(
-        self, layer: FrozenLayer, frozen: Frozen, terms: Parts, pulled: list[Tokens]
-    ) -> Iterator[tuple[Tokens, LayerShares]]:
-        """For each target: what it is before the layer, and its inner products with what passes through the layer."""
-        block = layer.block
-        rules = _OneLayer(frozen, layer, 1)
-        with torch.no_grad():
-            after = rules.through(block, Terms(terms, 1)).parts
-            added = after - _PastLayer(frozen, layer, 1).through(block, Terms(terms, 1)).parts
-        linear = _OneLayer(frozen, layer, None)
-        with torch.enable_grad():
-            Z = torch.zeros_like(terms[:1]).requires_grad_(True)  # the map is linear: its slope is the same anywhere
-            Y = linear.through(block, Terms(Z)).parts[0]
-        nodes = [Z, *(node for node in (linear.head_terms, linear.mlp_terms) if node is not None)]
-        values = [node for node in (rules.head_terms, rules.mlp_terms) if node is not None]
-        heads = terms.new_zeros((*terms.shape[:2], self.net.arch.heads))
-        mlp = terms.new_zeros(terms.shape[:2])
-        for target in pulled:
-            before, *slopes = torch.autograd.grad(
-                Y, nodes, target, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            shares = LayerShares((added * target).sum((2, 3)), mlp, heads)
-            for value, slope in zip(values, slopes, strict=True):
-                if value.ndim == 5:  # [start, batch, head, token, head_width]
-                    shares = shares._replace(heads=(value * slope).sum((3, 4)))
-                else:
-                    shares = shares._replace(mlp=(value * slope).sum((2, 3)))
-            yield before[0], shares
+def _table(columns: dict[str, Tensor], frozen: Frozen, lengths: bool) -> pl.DataFrame:
+    """Rows of the valid tokens of each sample, and of its biases."""
+    frames = []
+    for sample, valid in enumerate(frozen.valid.tolist()):
+        sources = [index for index, is_token in enumerate(valid) if is_token]
+        for length in range(len(columns["share"])):
+            by_length = {"length": [length] * (len(sources) + 1)} if lengths else {}
+            frames.append(pl.DataFrame({
+                "sample": [sample] * (len(sources) + 1), **by_length, "start": ["embedding"] * len(sources) + ["bias"],
+                "source": [*sources, None],
+                **{name: values[length, sample, [*sources, -1]].double().tolist() for name, values in columns.items()},
+            }))  # fmt: skip
+    return pl.concat(frames)

@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, product
 from math import comb
+from typing import Any
 
 from rankscope.errors import PathError, require
 
@@ -107,19 +108,19 @@ def checked_length(length: int, layers: int) -> int:
     return length
 
 
-def checked(path: Iterable[int | None], ways: Ways, heads: int) -> Path:
+def checked(path: Any, ways: Ways, heads: int) -> Path:
     """The path as a tuple, if it is one of a network whose layers have these ways."""
     if isinstance(path, str) or not isinstance(path, Iterable):
         raise PathError(f"a path is a row of heads and None, as in (3, None, 0); got {path!r}", subject="path")
     path = tuple(path)
     if len(path) != len(ways):
         raise PathError(f"a path has a head or None for each of {len(ways)} layers; got {path}", subject="path")
-    for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
+    for layer, (head, choices) in enumerate(zip(path, ways, strict=True), 1):
         if head is not None and not (type(head) is int and 0 <= head < heads):
             raise PathError(f"heads are numbered 0..{heads - 1}; got {head!r} in {path}", subject="head")
         if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
-            sentence = f"in layer {layer} (0-based) of this network {what}, so there is no path {path}"
+            sentence = f"in layer {layer} of this network {what}, so there is no path {path}"
             listed = ", ".join(map(str, choices)) or "no ways"
             raise PathError(f"{sentence}: name one of {listed} there", subject="path")
     return path

@@ -1,15 +1,14 @@
 """`decompose`: a network on its input as the exact sum of its paths.
 
 The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
-then linear, and every question is a traversal with other rules: sums by length (`lengths.py`,
-`polynomials.py`), by layer and head (`by_part.py`), by source token (`positions.py`), single paths
-(`terms.py`), the heaviest (`heaviest.py`).
+then linear, and every question is a traversal with other rules: sums by length (`lengths.py`), by layer, head and
+source token (`by_part.py`), single paths (`single_paths.py`), the heaviest (`heaviest.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import polars as pl
 import torch
@@ -18,16 +17,15 @@ from torch import Tensor
 from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.nets import kept_heads, usual_modes
-from rankscope.paths.by_part import HEAD, LAYER, by_head, by_layer
+from rankscope.paths.by_part import HEAD, LAYER, ByPosition, by_head, by_layer, by_position
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, length_of, paths_along, sampled_paths
 from rankscope.paths.figures import counted_paths, heads_section, lengths_overview, lengths_section
-from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.frozen import Frozen, Terms, WholeNetwork, closure_of, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
-from rankscope.paths.lengths import LENGTHS, ByLength, by_length, closure_of, path_residuals
-from rankscope.paths.positions import ByPosition, by_position
-from rankscope.paths.terms import OwnAttention, PathRules, PathStep, Terms, WholeNetwork, path_sum
+from rankscope.paths.lengths import LENGTHS, ByLength, by_length
+from rankscope.paths.single_paths import AfterLayer, OwnAttention, PathRules, path_residuals, path_sum
 from rankscope.results import Result, Section
-from rankscope.runs import Manifest, manifest_of
+from rankscope.runs import Manifest, network_manifest
 from rankscope.shapes import Float
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
 
@@ -127,12 +125,9 @@ class Decomposition(Result):
         """What was decomposed, with what."""
         if self.given is not None:
             return self.given
-        net, (samples, tokens, _) = self.frozen.net, self.frozen.X.shape
-        described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-        dtype, checks = str(net.dtype).removeprefix("torch."), {"closure": self.closure}
-        made = manifest_of(described, str(net.device), self.variant, dtype, [], checks)
-        origin = None if net.origin is None else net.origin.described()
-        return made.adding(samples=samples, tokens=tokens, closure=self.closure, origin=origin)
+        samples, tokens, _ = self.frozen.X.shape
+        made = network_manifest(self.frozen.net, {"closure": self.closure}, self.variant)
+        return made.adding(samples=samples, tokens=tokens, closure=self.closure)
 
     @cached_property
     def tables(self) -> Mapping[str, pl.DataFrame]:
@@ -149,7 +144,9 @@ class Decomposition(Result):
         return {"variant": self.variant, **sizes, "paths": paths}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(
+        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]
+    ) -> "Decomposition":
         """The decomposition of these tables, without its network."""
         known = {name: value for name, value in details.items() if name != "notes"}
         return cls(None, details["variant"], manifest, tables, known)
@@ -217,7 +214,7 @@ class Decomposition(Result):
 
     @usual_modes()
     def by_position(self, query: int | None = -1, *, lengths: bool = False, sizes: bool = False) -> ByPosition:
-        """Return the share of the output that starts at each source token, exactly (`positions.py`).
+        """Return the share of the output that starts at each source token, exactly (`by_part.py`).
 
         Its `table` has the columns sample · start · source · share, a row for each token of a sample and one for all of
         its biases (`start` is "bias", `source` null). The share of a source is `<term, y> / <y, y>`, y the output of
@@ -250,7 +247,7 @@ class Decomposition(Result):
         `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
         spec = checked(path, self.frozen.ways, self.heads)
         frozen = self.frozen
-        term = self._ended(path_sum(frozen, [spec], self._step(attention)), attention)
+        term = self._ended(path_sum(frozen, [spec], self._after_layer(attention)), attention)
         own_patterns = OwnAttention(frozen).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
@@ -278,7 +275,7 @@ class Decomposition(Result):
 
     @usual_modes()
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
-        """Relative residuals of single paths, `count` drawn of each length, at any scale (`lengths.py`)."""
+        """Relative residuals of single paths, `count` drawn of each length, at any scale (`single_paths.py`)."""
         counts = counts_along(self.frozen.ways)
         wanted = [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
         most = {length: min(count, counts[checked_length(length, self.layers)]) for length in wanted}
@@ -329,12 +326,12 @@ class Decomposition(Result):
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
         specs = [checked(path, self.frozen.ways, self.heads) for path in paths]
-        term = path_sum(self.frozen, specs, self._step(attention))
+        term = path_sum(self.frozen, specs, self._after_layer(attention))
         return self.frozen.restored(self._ended(term, attention))
 
-    def _step(self, attention: str) -> PathStep:
+    def _after_layer(self, attention: str) -> AfterLayer:
         require_one_of("attention", attention, ("shared", "own"), PathError)
-        return PathRules(self.frozen).step if attention == "shared" else OwnAttention(self.frozen).step
+        return PathRules(self.frozen).after_layer if attention == "shared" else OwnAttention(self.frozen).after_layer
 
     def _ended(self, term: Tensor, attention: str) -> Tensor:
         """Through the final norm: frozen, or for paths of their own computed on what they add up to."""

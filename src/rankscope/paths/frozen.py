@@ -1,4 +1,4 @@
-"""A network frozen on its input: everything that depends on the tokens is kept as it was measured.
+"""The frozen arithmetic: a network held as it was measured on its input, so that every rule on its terms is linear.
 
 With attention matrices, norms and activations held at the values of one forward pass, the network is linear
 in its input (and in every bias):
@@ -10,26 +10,39 @@ in its input (and in every bias):
 
 At the input that it was frozen on, it gives exactly what the network gives. A path is one way through it.
 
-`freeze` is called by `decompose`; the frozen network is traversed with the rules of `terms.py`. `frozen_pass` is the
-same with gradients, for networks that are trained on some of their paths (`path_model.py` of the studies).
+`freeze`, which `decompose` calls, runs the network once by the `FreezingRules` (`frozen_pass` does so with gradients,
+for networks that are trained on some of their paths: `path_model.py` of the studies). The frozen network is then
+traversed (`nets/traversal.py`) by `FrozenRules`, on any number of terms side by side. `Terms.parts` is
+`[part, batch, token, width]`; `start` is the part into which biases are added, None to leave them out. What the parts
+are depends on the rules: the whole network (`WholeNetwork`), one path (`single_paths.py`), every way on from a path
+(`heaviest.py`), all paths of each length (`lengths.py`), everything that passes through a layer (`by_part.py`).
+
+That the terms add up to the network's own output is checked by `closure_of`; `share` says what of it a term is.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import PathError
+from rankscope.errors import ClosureError, PathError, require
+from rankscope.metrics import Values, frobenius_norm, metric, tokens, unit_of
 from rankscope.nets import (
     ACTIVATIONS,
     Architecture,
+    Arithmetic,
     Block,
     ExpertWeights,
+    Half,
     HeadOutputs,
     Heads,
     NormWeights,
+    Part,
     PassSettings,
     Plain,
     Seen,
@@ -49,7 +62,11 @@ from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 
 Parts = Float[Tensor, "part batch token width"]
+HeadTerms = Float[Tensor, "part batch head token head_width"]
 MEASURED = ("query.bias", "key.bias", "gate.bias")  # biases that are part of what is measured, and start no path
+DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
+"""The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
+bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -183,16 +200,16 @@ class FreezingRules(Plain):
         up = affine(X, w.up)
         if w.gate is not None:
             gate = act(affine(X, w.gate))
-            hidden = gate * up
+            inner = gate * up
         else:
-            hidden, small = act(up), up.new_full((), 4 * torch.finfo(up.dtype).tiny)
+            inner, small = act(up), up.new_full((), 4 * torch.finfo(up.dtype).tiny)
             zero = up == 0
-            gate = torch.where(zero, act(small) / small, hidden / up.masked_fill(zero, 1.0))  # at zero the slope there
+            gate = torch.where(zero, act(small) / small, inner / up.masked_fill(zero, 1.0))  # at zero the slope there
         self.layer(block).gate = gate
-        return affine(hidden, w.down)
+        return affine(inner, w.down)
 
     def _shares(self, w: ExpertWeights, X: Tokens) -> Tensor:
-        """The weight of the expert that each hidden unit belongs to, all experts side by side."""
+        """The weight of the expert that each inner entry of the MLP belongs to, all experts side by side."""
         assert self.arch.experts is not None
         p = self.routing(w, X).repeat_interleave(self.arch.experts.width, -1)
         if w.shared is None:
@@ -249,8 +266,189 @@ def frozen_pass(net: Transformer, X: Tensor, padding: Tensor | None = None, seen
     return Frozen(net, first, valid, layers, last, output, order, whole, torch.is_grad_enabled())
 
 
+class Terms(NamedTuple):
+    """Terms of a network that go through its layers side by side."""
+
+    parts: Parts
+    start: int | None = None
+
+
+class FrozenRules(Arithmetic):
+    """Linear rules on the terms of a frozen network, through all active heads or those named by layer."""
+
+    name = "frozen"
+
+    def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
+        self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
+        self.whole = frozen.whole
+        self.memory: dict[str, Any] = {}
+
+    def layer(self, block: Block) -> FrozenLayer:
+        """The measured quantities of a block."""
+        return self.frozen.layers[block.index]
+
+    @cached_property
+    def settings(self) -> PassSettings:
+        """Masks and positions of the pass, for parts of one's own."""
+        return self.frozen.net.settings(self.frozen.X, self.frozen.valid)
+
+    def kept(self, block: Block, name: str) -> Tensor:
+        """The tensor that a part's plain rule kept under a name."""
+        return self.layer(block).kept[name]
+
+    def active_heads(self, block: Block) -> tuple[int, ...]:
+        """The active heads, of those named."""
+        active = block.active_heads
+        return active if self.heads is None else tuple(h for h in active if h in self.heads[block.index])
+
+    def norm(self, block: Block, name: str, terms: Terms) -> Terms:
+        """The norm at the scales it had; its bias starts there."""
+        return terms._replace(parts=self.layer(block).norms[name].apply(*terms))
+
+    def values(self, block: Block, terms: Terms) -> Float[Tensor, "part batch token key_head head_width"]:
+        """The values that heads mix, per term."""
+        w = block.weights.attention.value  # [width, key_head, head_width]
+        V = terms.parts @ w.weight.flatten(1)
+        V = with_bias(V, terms.start, None if w.bias is None else w.bias.flatten())
+        return V.reshape(*V.shape[:-1], *w.weight.shape[1:])
+
+    def pattern(self, block: Block, terms: Terms) -> Square:
+        """The attention pattern as it was measured."""
+        return self.layer(block).P
+
+    def mix(self, block: Block, P: Square, V: Tensor) -> HeadTerms:
+        """The output of each head, per term."""
+        group = self.arch.heads // self.arch.key_heads
+        V = V.repeat_interleave(group, 3) if group > 1 else V
+        # Parts beside each other in the last axis: P multiplies them all at once.
+        parts, batch, n, heads, width = V.shape
+        side = V.permute(1, 3, 2, 0, 4).reshape(batch, heads, n, parts * width)
+        return (P @ side).view(batch, heads, n, parts, width).permute(3, 0, 1, 2, 4)
+
+    def gate(self, block: Block, head_terms: HeadTerms, terms: Terms) -> HeadTerms:
+        """The output of each head, times the gates as measured."""
+        gate = self.layer(block).head_gate
+        assert gate is not None
+        return head_terms * gate
+
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
+        """What heads add to the hidden states; the output bias starts here."""
+        return self._started(block, self.added(block, head_terms))
+
+    start: int | None = None  # the part in which an output bias starts: it passes through no head of its layer
+
+    def _started(self, block: Block, parts: Parts) -> Terms:
+        return Terms(with_bias(parts, self.start, block.weights.attention.output.bias), self.start)
+
+    def added(self, block: Block, head_terms: HeadTerms, out: Parts | None = None) -> Parts:
+        """What heads add, without the output bias; written into `out` if given."""
+        weight, active = block.weights.attention.output.weight, list(self.active_heads(block))
+        if len(active) < self.arch.heads:
+            head_terms, weight = head_terms[:, :, active], weight[active]
+        return torch.matmul(head_terms.transpose(2, 3).flatten(3), weight.flatten(0, 1), out=out)
+
+    def mlp(self, block: Block, terms: Terms) -> Terms:
+        """The MLP branch, with the gates as measured."""
+        w, gate, start = block.mlp, self.layer(block).gate, terms.start
+        assert gate is not None
+        inner = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
+        return Terms(with_bias(inner @ w.down.weight, start, w.down.bias), start)
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """`skip Y` and the branches, attention last."""
+        rest = [branches[part].parts for part in ("mlp", "attention") if part in branches]
+        if not half.attends and rest:
+            result = rest[0] if half.skip == 0.0 else rest[0].add_(terms.parts, alpha=half.skip)
+            return terms._replace(parts=result)
+        skip = torch.zeros_like(terms.parts) if half.skip == 0.0 else half.skip * terms.parts
+        return terms._replace(parts=sum(rest, skip))
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """Attention weights that a part of one's own has changed were kept as they came out."""
+        return x if part.place == "pattern" else super().part(block, part, x, inside)
+
+    def through(self, block: Block, terms: Terms) -> Terms:
+        """Terms after a block; padding stays zero."""
+        after: Terms = traverse(block, self, terms).state
+        return after if self.whole else after._replace(parts=after.parts * self.frozen.valid[..., None])
+
+    def end(self, terms: Terms) -> Parts:
+        """Through the final norm, where there is one."""
+        last = self.frozen.last
+        if last is None:
+            return terms.parts
+        ended = last.apply(*terms)
+        return ended if self.whole else ended * self.frozen.valid[..., None]
+
+
+class WholeNetwork(FrozenRules):
+    """Rules with one term, the whole network, with its biases or without."""
+
+    def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None, biases: bool = True) -> None:
+        super().__init__(frozen, heads)
+        self.start = 0 if biases else None
+
+    def run(self) -> Tokens:
+        """The output of the frozen network, of the heads named alone if any were."""
+        terms = Terms(self.frozen.X[None], self.start)
+        for layer in self.frozen.layers:
+            terms = self.through(layer.block, terms)
+        return self.end(terms)[0]
+
+
 def with_bias(Y: Tensor, start: int | None, bias: Tensor | None) -> Tensor:
     """Y, which nobody else holds, with a bias added to every token of part `start`."""
     if start is not None and bias is not None:
         Y[start] += bias
     return Y
+
+
+def closure_of(total: Tensor, frozen: Frozen) -> float:
+    """How far the parts are from the output, relative to it; an error where that is more than rounding."""
+    output_size = float(torch.linalg.vector_norm(frozen.output))
+    gap = float(torch.linalg.vector_norm(total - frozen.output))
+    return require_closure(gap / output_size if output_size else gap, total.dtype)
+
+
+def require_closure(closure: float, dtype: torch.dtype) -> float:
+    """Return how far parts are from the output, relative to it; an error where that is more than rounding."""
+    allowed = unit_of(dtype) ** DIGITS
+    sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
+    why = "the frozen network overflows, or its terms cancel to nothing; use float64"
+    require(closure <= allowed, f"{sentence}: {why}", ClosureError, "closure")
+    return closure
+
+
+def share(term: Tokens, total: Tokens) -> Values:
+    """`<term, total> / <total, total>`: shares of terms that add up to the total add up to one."""
+    size = size_of(total.double())
+    return (_divided(term, size) * _divided(total, size)).sum((1, 2))
+
+
+def cosine(term: Tokens, total: Tokens) -> Values:
+    """`<term, total> / (||term|| ||total||)`; 0 where either is zero."""
+    term, total = (_divided(tensor, size_of(tensor.double())) for tensor in (term, total))
+    return (term * total).sum((1, 2))
+
+
+def _divided(X: Tokens, size: Values) -> Tokens:
+    """X / size before anything is multiplied: products of small numbers would leave the range."""
+    return X.double() / size[:, None, None]
+
+
+def size_of(X: Tokens) -> Values:
+    """The Frobenius norm of each sample, computed in float64; infinite where it is zero, to divide by."""
+    size = frobenius_norm(X.double()).to(X)
+    return size.masked_fill(size == 0, torch.inf)
+
+
+def uniform(X: Tensor, valid: Tensor) -> Tensor:
+    """True for samples whose tokens are equal as far as the arithmetic resolves: their residual is noise."""
+    return metric("relative_residual").read(tokens(X, ~valid)).below_floor.to(X.device)
+
+
+def centred_tokens(X: Tensor, valid: Tensor) -> Tensor:
+    """X minus the mean of its valid tokens."""
+    count = valid.sum(-1).clamp(min=1)[:, None, None]
+    mean = (X * valid[..., None]).sum(1, keepdim=True) / count
+    return (X - mean) * valid[..., None]

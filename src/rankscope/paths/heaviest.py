@@ -27,11 +27,10 @@ from torch import Tensor
 from rankscope.errors import PathError, require, require_one_of
 from rankscope.extras import counted
 from rankscope.metrics import frobenius_norm, mu, unit_of
-from rankscope.nets import Arithmetic, Block, Half, Part, traverse
+from rankscope.nets import Arithmetic, Block, Branch, Half, Part, Tokens, traverse
 from rankscope.paths.counts import Path
-from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
-from rankscope.paths.lengths import DIGITS
-from rankscope.paths.terms import FrozenRules, PathExtensions, PathRules, Terms
+from rankscope.paths.frozen import DIGITS, Frozen, FrozenLayer, FrozenNorm, FrozenRules, HeadTerms, Terms
+from rankscope.paths.single_paths import PathRules
 from rankscope.results import lines
 
 Progress = Callable[[int, int], None]  # called with (beginnings computed, at most so many)
@@ -73,8 +72,8 @@ def heaviest(
     require_one_of("by", by, ("norm", "residual"), PathError)
     sentence = f"count and budget must be at least 1; got {count} and {budget}"
     require(count >= 1 and budget >= 1, sentence, PathError, "count")
-    require(frozen.valid.any(), "top needs real tokens to weigh paths by; received none", PathError, "X")
-    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), PathRules(frozen).step, PathExtensions(frozen)
+    require(frozen.valid.any(), "top needs tokens to weigh paths by; all are padding", PathError, "X")
+    depth, ahead, rules, fork = len(frozen.layers), _ahead(frozen), PathRules(frozen), PathExtensions(frozen)
     weights_by_path, explored = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
     # (-bound, tie, path so far, tokens before its last layer): a whole path's bound is its weight. Tokens
@@ -86,7 +85,7 @@ def heaviest(
         if len(path) == depth:
             done.append((-bound, path))
             continue
-        Y = step(len(path) - 1, Y, path[-1]) if path else Y
+        Y = rules.after_layer(len(path) - 1, Y, path[-1]) if path else Y
         for head, after in fork.ways(len(path), Y):
             longer, explored, ties = (*path, head), explored + 1, ties + 1
             if len(longer) == depth:
@@ -151,6 +150,35 @@ def _ahead(frozen: Frozen) -> list[Tensor]:
         gain: Tensor = traverse(layer.block, _GainRules(frozen, layer), torch.ones_like(last)).state
         ahead.append(ahead[-1] * gain)
     return ahead[::-1]
+
+
+class PathExtensions(FrozenRules):
+    """Every way on from one path, side by side: past the heads first where that is a way, then each head."""
+
+    def ways(self, index: int, Y: Tokens) -> list[tuple[int | None, Tokens]]:
+        """Each way through layer `index`, and the tokens after it."""
+        layer = self.frozen.layers[index]
+        if not layer.ways:
+            return []
+        return list(zip(layer.ways, self.through(layer.block, Terms(Y[None])).parts, strict=True))
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Attention is taken where a head is active, and the MLP beside it where there is a way past."""
+        return not half.attends or branch.part == "mlp" or bool(block.active_heads)
+
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
+        """What each head adds, as a part of its own."""
+        active = list(block.active_heads)
+        weight = block.weights.attention.output.weight[active]
+        return Terms(torch.einsum("bhtc,hcd->hbtd", head_terms[0][:, active], weight))
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """What goes past the heads beside what goes through each."""
+        if not half.attends:
+            return super().add(block, half, terms, branches)
+        past, heads = ({name: branches[name] for name in branches if name != "attention"}, branches.get("attention"))
+        ways = [super().add(block, half, terms, past).parts] if None in self.layer(block).ways else []
+        return Terms(torch.cat([*ways, *([] if heads is None else [heads.parts])]))
 
 
 class _GainRules(Arithmetic):
@@ -223,7 +251,7 @@ def _norm_gain(norm: FrozenNorm, valid: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor, valid: Tensor) -> Tensor:
-    """[batch]: the largest entry at a real token. Padding is zero at the end of every layer: its gates, and
+    """[batch]: the largest entry at a token. Padding is zero at the end of every layer: its gates, and
     the scales of its norms (1 / sqrt eps), bound nothing."""
     return (values.double().abs() * valid[..., None]).flatten(1).amax(1)
 

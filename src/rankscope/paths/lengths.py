@@ -1,39 +1,36 @@
-"""`ByLength`: the sum of the terms of all paths of every length, and what of the output each length is.
+"""All paths by their length, exactly: their sums, by a dynamic programme over the layers, and their number.
 
-Beside it how fast single paths collapse, the residual of a path's term against its length (`path_residuals`, `rate`). A
-product of attention matrices makes rows alike, and soon to more digits than floating point has: by length 12 the
-residual of a path through pure attention may be 1e-300 of its size. Where the network has no norms and no MLPs, terms
-are carried in deviation arithmetic, `Y = 1 y^T + e^s R`, with the attention matrices that it splits into `1 p^T +
-Delta`; elsewhere in float64, and what lies below its floor is marked.
+A state is a polynomial in z whose coefficient k, Y_l[k], is the sum of the terms of all paths of length k through the
+first l layers: attention multiplies by z, everything else acts on coefficients. Of attention and skips alone
+
+    Y_l[k] = skip Y_{l-1}[k] + sum_h P_h Y_{l-1}[k-1] W_h,
+
+so that L(L+1)/2 layer applications sum over (1 + H)^L paths. What starts at a bias is a second polynomial beside what
+starts at the embedding: a value bias, or the bias of a norm before the heads, passes through heads of its own layer; an
+output bias does not.
+
+`by_length` calls `length_terms` and `length_counts`; `ByLength` says what of the output each length is.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationPattern, DeviationStep, Scaled, State, applies, propagate, read
-from rankscope.errors import ClosureError, require
 from rankscope.extras import counted
-from rankscope.metrics import Reading, Values, frobenius_norm, metric, tokens, unit_of
-from rankscope.nets import Architecture, Layer, Tokens
-from rankscope.paths.counts import Path, length_of
+from rankscope.metrics import frobenius_norm, metric, tokens
+from rankscope.nets import Arithmetic, Block, Half, Part, traverse
 from rankscope.paths.figures import LengthView, counted_paths, length_views, lengths_overview, lengths_section
-from rankscope.paths.frozen import Frozen
-from rankscope.paths.polynomials import Coefficients, length_counts, length_terms
-from rankscope.paths.terms import PathRules
+from rankscope.paths.frozen import Frozen, FrozenRules, Terms, closure_of, cosine, share, with_bias
 from rankscope.results import Result, Section
 from rankscope.runs import Manifest
 from rankscope.shapes import Float
 
-DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
-"""The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
-bfloat16."""
-
+Coefficients = Float[Tensor, "length batch token width"]
+PIECE = 2**20  # numbers that go through a layer together on a CPU
 LENGTHS: dict[str, Any] = {
     "sample": pl.Int64, "length": pl.Int64, "start": pl.String, "paths": pl.String, "norm": pl.Float64,
     "residual": pl.Float64, "relative_residual": pl.Float64, "below_floor": pl.Boolean, "share": pl.Float64,
@@ -44,6 +41,205 @@ TERMS: dict[str, Any] = {"start": pl.String, "length": pl.Int64, "sample": pl.In
                          "padding": pl.Boolean, "values": pl.List(pl.Float64)}  # fmt: skip
 """The columns of the table of terms; `start` is embedding, bias, or output (of all paths: it has no length)."""
 COUNTS = ("counts", "bias_counts")  # the fields of `ByLength` that are whole numbers of any size
+
+
+class PolynomialRules(FrozenRules):
+    """Rules on polynomials, with gradients: the coefficients from the embedding, then those from biases, which begin
+    at `start`."""
+
+    def output(self, block: Block, head_terms: Any) -> Terms:
+        """Multiplies by z; the output bias is one more constant."""
+        added, start = self.added(block, head_terms), self.start
+        zero = torch.zeros_like(added[:1])
+        if start is None:
+            return Terms(torch.cat([zero, added]))
+        longer = torch.cat([zero, added[:start], zero, added[start:]])
+        return Terms(with_bias(longer, start + 1, block.weights.attention.output.bias), start + 1)
+
+    def values(self, block: Block, terms: Terms) -> Any:
+        """The values of every coefficient; where biases begin is remembered for `output`, which is given none."""
+        self.start = terms.start
+        return super().values(block, terms)
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """Coefficient by coefficient; attention's polynomial is one longer."""
+        if not half.attends:
+            return super().add(block, half, terms, branches)
+        longer, beside = branches["attention"], branches.get("mlp")
+        for part, after in _halves(terms, longer):
+            if half.skip != 0.0:
+                longer.parts[after].add_(terms.parts[part], alpha=half.skip)
+            if beside is not None:
+                longer.parts[after] += beside.parts[part]
+        return longer
+
+
+class PolynomialRulesInPieces(PolynomialRules):
+    """The rules of `PolynomialRules` without gradients, in pieces that fit into the processor's cache.
+
+    On a CPU a few coefficients at a time go through a part, and what comes out is written where it belongs: products of
+    matrices are nine tenths of the time.
+    """
+
+    inner: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
+
+    def norm(self, block: Block, name: str, terms: Terms) -> Terms:
+        """Applies to every coefficient by itself."""
+        norm, (Y, start) = self.layer(block).norms[name], terms
+        result, factor = torch.empty_like(Y), norm.factor
+        for piece, _ in _pieces(Y, None):
+            X, out = Y[piece], result[piece]
+            X = torch.sub(X, X.mean(-1, keepdim=True), out=out) if norm.centred else X
+            torch.mul(X, factor, out=out)
+        return Terms(with_bias(result, start, norm.weights.bias), start)
+
+    def mlp(self, block: Block, terms: Terms) -> Terms:
+        """Applies to every coefficient by itself."""
+        w, gate, (Y, start) = block.mlp, self.layer(block).gate, terms
+        assert gate is not None
+        result, rows, mlp_width = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
+        shape = (min(_most(Y), len(Y)) * rows, mlp_width)
+        if self.inner is None or self.inner.shape != shape:
+            self.inner = Y.new_empty(shape)
+        for piece, local_start in _pieces(Y, start):
+            X, out = Y[piece].flatten(0, 2), result[piece].flatten(0, 2)
+            inner = torch.mm(X, w.up.weight, out=self.inner[: len(X)]).view(-1, *gate.shape)
+            inner = with_bias(inner, local_start, w.up.bias).mul_(gate)
+            torch.mm(inner.flatten(0, 2), w.down.weight, out=out)
+        return Terms(with_bias(result, start, w.down.bias), start)
+
+    def values(self, block: Block, terms: Terms) -> Any:
+        """Left to `output`, where a piece goes through all of attention at once."""
+        return terms
+
+    def mix(self, block: Block, P: Any, values: Any) -> Any:
+        """Returns its input: `output` does this work piece by piece."""
+        return values
+
+    def gate(self, block: Block, heads: Any, terms: Terms) -> Any:
+        """Returns its input: `output` does this work piece by piece."""
+        return heads
+
+    def output(self, block: Block, terms: Any) -> Terms:
+        """Multiplies by z; the output bias is one more constant."""
+        Y, start = terms
+        longer = Y.new_empty(len(Y) + (1 if start is None else 2), *Y.shape[1:])
+        longer[0] = 0.0
+        if start is not None:
+            longer[start + 1] = 0.0
+        for piece, local_start in _pieces(Y, start):
+            after = piece.start + 1 + (start is not None and piece.start >= start)
+            V = super().values(block, Terms(Y[piece], local_start))
+            head_terms = super().mix(block, self.pattern(block, terms), V)
+            head_terms = super().gate(block, head_terms, terms) if self.arch.head_gate else head_terms
+            self.added(block, head_terms, longer[after : after + len(head_terms)])
+        start = None if start is None else start + 1
+        return Terms(with_bias(longer, start, block.weights.attention.output.bias), start)
+
+
+def length_terms(frozen: Frozen, biases: bool = True) -> tuple[Coefficients, Coefficients]:
+    """The sums of terms by length: of paths from the embedding, and of paths from biases unless they are left out.
+
+    Gradients go through every term of a network that was frozen with them (`frozen_pass`), and through what was
+    measured on the way: attention, scales of norms, gates."""
+    with torch.set_grad_enabled(frozen.gradients):
+        rules = (PolynomialRules if frozen.gradients else PolynomialRulesInPieces)(frozen)
+        Y, biased = frozen.X[None], biases and frozen.has_constants
+        terms = Terms(torch.cat([Y, torch.zeros_like(Y)]), 1) if biased else Terms(Y)
+        for layer in frozen.layers:
+            terms = rules.through(layer.block, terms)
+        lengths, Y = len(frozen.layers) + 1, rules.end(terms)
+        return Y[:lengths], Y[lengths:] if biased else torch.zeros_like(Y)
+
+
+def _most(Y: Coefficients) -> int:
+    """Coefficients that go through a layer together."""
+    return max(1, PIECE // max(Y[0].numel(), 1)) if Y.device.type == "cpu" else len(Y)
+
+
+def _pieces(Y: Coefficients, start: int | None) -> Iterator[tuple[slice, int | None]]:
+    """(coefficients, where `start` is among them), few enough at a time; a piece lies on one side of `start`."""
+    per_piece = _most(Y)
+    halves = [(0, len(Y))] if start is None else [(0, start), (start, len(Y))]
+    for low, high in halves:
+        for first in range(low, high, per_piece):
+            yield slice(first, min(first + per_piece, high)), 0 if first == start else None
+
+
+def _halves(terms: Terms, longer: Terms) -> list[tuple[slice, slice]]:
+    """Where the coefficients of both polynomials are in a state, and in one whose polynomials are longer."""
+    count, start = len(terms.parts), terms.start
+    if start is None or longer.start is None:
+        return [(slice(0, count), slice(0, count))]
+    bias_slice = slice(longer.start, longer.start + count - start)
+    return [(slice(0, start), slice(0, start)), (slice(start, count), bias_slice)]
+
+
+class _Counts(NamedTuple):
+    """Polynomials whose coefficient k is the number of paths of length k."""
+
+    embedding: list[int]
+    biases: list[int]
+
+
+class _CountingRules(Arithmetic):
+    """Rules on counts. The half with the MLP is passed as a whole, branch and skip, so that a path's choices are heads
+    or none; every bias on the way is one more path."""
+
+    name = "counting"
+
+    def norm(self, block: Block, name: str, counts: _Counts) -> _Counts:
+        return _started(counts, getattr(block.weights, name).bias)
+
+    def values(self, block: Block, counts: _Counts) -> _Counts:
+        return _started(counts, block.weights.attention.value.bias)
+
+    def pattern(self, block: Block, counts: _Counts) -> None:
+        """Attention patterns have nothing to count."""
+
+    def mix(self, block: Block, weights: None, counts: _Counts) -> _Counts:
+        """Times z and the number of heads."""
+        heads = len(block.active_heads)
+        return _Counts(*([0, *(heads * count for count in polynomial)] for polynomial in counts))
+
+    def gate(self, block: Block, counts: _Counts, inside: _Counts) -> _Counts:
+        return counts
+
+    def output(self, block: Block, counts: _Counts) -> _Counts:
+        return _started(counts, block.weights.attention.output.bias)
+
+    def mlp(self, block: Block, counts: _Counts) -> _Counts:
+        return _started(_started(counts, block.mlp.up.bias), block.mlp.down.bias)
+
+    def add(self, block: Block, half: Half, counts: _Counts, branches: dict[str, _Counts]) -> _Counts:
+        """Past the heads where that is a way, and through them."""
+        past = branches.get("mlp", counts)
+        if not half.attends:
+            return past
+        heads = branches["attention"]
+        if half.skip == 0.0 and "mlp" not in branches:
+            return heads
+        pairs = zip(past, heads, strict=True)
+        return _Counts(*([a + b for a, b in zip([*short, 0], longer, strict=True)] for short, longer in pairs))
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """A part of one's own is passed as a whole."""
+        return x
+
+
+def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
+    """(from the embedding, from biases): how many paths there are of each length, exactly.
+
+    Where there is no skip past the heads, no path goes past them."""
+    rules, counts = _CountingRules(), _Counts([1], [0])
+    for layer in frozen.layers:
+        counts = traverse(layer.block, rules, counts).state
+    final = frozen.net.weights.final_norm.bias if frozen.net.arch.final_norm else None
+    return tuple(_started(counts, final))  # type: ignore[return-value]
+
+
+def _started(counts: _Counts, bias: Tensor | None) -> _Counts:
+    return counts if bias is None else _Counts(counts.embedding, [counts.biases[0] + 1, *counts.biases[1:]])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +287,7 @@ class ByLength(Result):
         return {**counts, "closure": self.closure, "variant": self.variant, "dtype": str(self.output.dtype)}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> "ByLength":
         """The sums of these tables, on the CPU."""
         terms, dtype = tables["terms"], getattr(torch, details["dtype"].removeprefix("torch."))
         output = terms.filter(start="output")
@@ -151,22 +347,6 @@ def by_length(frozen: Frozen) -> ByLength:
     return ByLength(embedding, bias, counts, bias_counts, output, padding, closure)
 
 
-def closure_of(total: Tensor, frozen: Frozen) -> float:
-    """How far the parts are from the output, relative to it; an error where that is more than rounding."""
-    output_size = float(torch.linalg.vector_norm(frozen.output))
-    gap = float(torch.linalg.vector_norm(total - frozen.output))
-    return require_closure(gap / output_size if output_size else gap, total.dtype)
-
-
-def require_closure(closure: float, dtype: torch.dtype) -> float:
-    """Return how far parts are from the output, relative to it; an error where that is more than rounding."""
-    allowed = unit_of(dtype) ** DIGITS
-    sentence = f"the parts must add up to the output within {allowed:.0e} of it; they miss it by {closure:.1e}"
-    why = "the frozen network overflows, or its terms cancel to nothing; use float64"
-    require(closure <= allowed, f"{sentence}: {why}", ClosureError, "closure")
-    return closure
-
-
 def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str, count: int) -> pl.DataFrame:
     ready = tokens(term, padding)
     residual = metric("residual").read(ready)
@@ -178,102 +358,3 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
         "below_floor": relative.below_floor.tolist(), "share": share(term, output).tolist(),
         "cosine": cosine(term, output).tolist(),
     })  # fmt: skip
-
-
-def share(term: Tokens, total: Tokens) -> Values:
-    """`<term, total> / <total, total>`: shares of terms that add up to the total add up to one."""
-    size = size_of(total.double())
-    return (_divided(term, size) * _divided(total, size)).sum((1, 2))
-
-
-def cosine(term: Tokens, total: Tokens) -> Values:
-    """`<term, total> / (||term|| ||total||)`; 0 where either is zero."""
-    term, total = (_divided(tensor, size_of(tensor.double())) for tensor in (term, total))
-    return (term * total).sum((1, 2))
-
-
-def _divided(X: Tokens, size: Values) -> Tokens:
-    """X / size before anything is multiplied: products of small numbers would leave the range."""
-    return X.double() / size[:, None, None]
-
-
-def size_of(X: Tokens) -> Values:
-    """The Frobenius norm of each sample, computed in float64; infinite where it is zero, to divide by."""
-    size = frobenius_norm(X.double()).to(X)
-    return size.masked_fill(size == 0, torch.inf)
-
-
-RELATIVE = metric("relative_residual")
-
-
-@torch.no_grad()
-def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
-    """One row per path and sample:
-
-    path · length · sample · relative_residual · log10 · below_floor · arithmetic
-    """
-    arch = frozen.net.arch
-    linear = arch.norm == "none" and arch.mlp == "none" and not arch.parts and not arch.head_gate
-    deviation = linear and applies(frozen.net)
-    attention = _attention(frozen) if deviation else []
-    frames, samples = [], len(frozen.X)
-    for path in paths:
-        if deviation:
-            reading = _carried(frozen, attention, path)
-        else:
-            reading = RELATIVE.read(tokens(PathRules(frozen).term(path, frozen.X), ~frozen.valid))
-        columns = {
-            "path": [" ".join("·" if head is None else str(head) for head in path)] * samples,
-            "length": [length_of(path)] * samples,
-            "sample": list(range(samples)),
-            "relative_residual": reading.value.tolist(),
-            "log10": reading.log10.tolist(),
-            "below_floor": reading.below_floor.tolist(),
-            "arithmetic": ["deviation" if deviation else "float64"] * samples,
-        }
-        frames.append(pl.DataFrame(columns))
-    return pl.concat(frames)
-
-
-def _attention(frozen: Frozen) -> list[DeviationPattern]:
-    """Attention of every layer of the full network, split into what all rows share and what they do not."""
-    X, table = frozen.X, frozen.net.weights.positions
-    if table is not None:  # layer 0 before its positions were added: `propagate` adds them again
-        X = (X - table[: X.shape[1]]) * frozen.valid[..., None]
-    patterns = (step.attention for step in propagate(frozen.net, X, ~frozen.valid))
-    return [P for P in patterns if isinstance(P, DeviationPattern)]
-
-
-def _carried(frozen: Frozen, attention: list[DeviationPattern], path: Path) -> Reading:
-    state = State.of(frozen.X.double(), frozen.valid)
-    for layer, P, head in zip(frozen.net.weights.layers, attention, path, strict=True):
-        if head is None:
-            weight = frozen.net.arch.attention_skip
-            state = State(state.x * weight, state.R * weight, state.valid).tidy()
-        else:
-            state = _through(frozen.net.arch, layer, P, head, state)
-    reading = read(RELATIVE, DeviationStep(len(path), state, None))
-    assert reading is not None
-    return reading
-
-
-def _through(arch: Architecture, layer: Layer, P: DeviationPattern, head: int, state: State) -> State:
-    """`P_h Y W_h` of a state: P_h = 1 p^T + Delta, about the token that most attend to."""
-    w = layer.attention
-    key = head // (arch.heads // arch.key_heads)
-    W = (w.value.weight[:, key] @ w.output.weight[head]).double()
-    top = P.top[:, head, 0]
-    top_token = state.R.value[torch.arange(len(top), device=top.device), top][:, None]  # [batch, 1, width]
-    relative_to_top = state.R.value - top_token
-    mean = Scaled((top_token + P.p[:, head, None] @ relative_to_top)[:, 0], state.R.log)
-    mixed = Scaled(P.off_top.value[:, head] @ relative_to_top, P.off_top.log[:, head] + state.R.log)
-    x = (state.x + mean).mapped(lambda t: t @ W)
-    return State(x, mixed.mapped(lambda t: t @ W), state.valid).tidy()
-
-
-def rate(table: pl.DataFrame) -> float:
-    """Digits lost per head: the slope of log10 of the relative residual against length, by least squares."""
-    seen = table.filter(~pl.col("below_floor") & pl.col("log10").is_finite())
-    length, digits = seen["length"].to_numpy(), seen["log10"].to_numpy()
-    spread = float(((length - length.mean()) ** 2).sum()) if len(length) else 0.0
-    return float(((length - length.mean()) * digits).sum()) / spread if spread else math.nan

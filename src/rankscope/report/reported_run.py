@@ -155,7 +155,7 @@ def read_run(folder: str | Path) -> ReportedRun:
     tables: dict[str, pl.DataFrame] = {}
     inside: list[Manifest] = [] if measured is None else [measured.manifest]
     closure = None
-    for name in filter(stored.has, TABLES):
+    for name in filter(stored.names.__contains__, TABLES):
         table, manifest = _table(stored, name)
         if name not in PATHS and measured is not None and _created(manifest) not in ("", _created(inside[0])):
             notes.append(f"{name}.parquet is of another run than the numbers here, and left out.")
@@ -180,7 +180,7 @@ def read_run(folder: str | Path) -> ReportedRun:
     if training is not None:
         inside.append(training.manifest)
         notes += training.notes
-    sweep = Sweep.of_run(stored, Sweep.kind) if stored.has("sweep") else None
+    sweep = Sweep.of_run(stored, Sweep.kind) if "sweep" in stored.names else None
     inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
     further = list(results_of(stored, BY_TABLES).values())
     inside += [result.manifest for result in further]
@@ -222,7 +222,7 @@ def _measured(stored: Run, notes: list[str]) -> Profile | Summary | None:
     """The measurements; of two runs into one folder, those of the later."""
     profiles: list[Profile | Summary] = []
     for kind, name in ((Profile, "profile"), (Summary, "summary")):
-        if stored.has(name):
+        if name in stored.names:
             path = stored.path(f"{name}.parquet")
             profiles.append(checked_profile(path, kind.read(path)))
     if len(profiles) == 2:

@@ -1,13 +1,12 @@
 """One form of result: tables, a manifest, notes and sections, saved, read, drawn and shown in one place.
 
-`result.py` has the base of every kind, `section.py` what one is shown as, `cards.py` the card of a notebook and the
-lines of a terminal, `plain.py` JSON, and `kinds.py` the kinds by name.
+`result.py` has the base of every kind, with its JSON, `section.py` what one is shown as, `cards.py` the card of a
+notebook and the lines of a terminal, and `kinds.py` the kinds by name.
 """
 
 from rankscope.results.cards import card, lines
 from rankscope.results.kinds import KINDS, class_of, read, results_of
-from rankscope.results.plain import plain_value
-from rankscope.results.result import Result, TableResult
+from rankscope.results.result import Result, TableResult, plain_value
 from rankscope.results.section import SENTENCES, Plot, Section, Table, Views, sentence
 
 __all__ = [

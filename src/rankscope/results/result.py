@@ -10,18 +10,18 @@ the text of a terminal and the card of a notebook. `rankscope.report` makes a ch
     KIND_details.json  what is no table: the notes, and what `details` gives
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import polars as pl
 
 from rankscope.errors import FileError, RankscopeError
 from rankscope.results.cards import card, lines, whole
-from rankscope.results.plain import plain_table, plain_value, table_of
 from rankscope.results.section import Section
 from rankscope.runs import Manifest, Run, Store, document, read_parquet, write_parquet
 from rankscope.runs import read as read_run
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any]  # The type of each column
 COLUMNS = 80  # Characters of a line of text
+R = TypeVar("R", bound="Result")
+T = TypeVar("T", bound="TableResult")
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # raised on odd content
 
 
@@ -67,7 +69,7 @@ class Result(ABC):
 
     @classmethod
     @abstractmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls: type[R], tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> R:
         """The result of these tables, made again; `details` has the `notes` and what `details` gave."""
 
     @abstractmethod
@@ -137,7 +139,7 @@ class Result(ABC):
         store.write(entry or self.kind, self.manifest, {**self.tables, **(also or {})}, documents, self.kind)
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls: type[R], path: str | Path) -> R:
         """The result in a run folder, or in a single Parquet file; raises FileError if there is none, or another."""
         path = Path(path)
         if path.suffix == ".parquet" or path.is_file():
@@ -151,10 +153,10 @@ class Result(ABC):
         )
 
     @classmethod
-    def of_run(cls, run: Run, entry: str) -> Self:
+    def of_run(cls: type[R], run: Run, entry: str) -> R:
         """The result that an entry of a run folder holds."""
-        held = [name for name in cls.schemas if name not in cls.optional or run.has(name)]
-        missing = [name for name in held if not run.has(name)]
+        held = [name for name in cls.schemas if name not in cls.optional or name in run.names]
+        missing = [name for name in held if name not in run.names]
         if missing:
             sentence = f"{run.folder} must hold all tables of {cls.words()}; {missing[0]}.parquet is missing"
             raise FileError(f"{sentence}: run it again", subject=missing[0])
@@ -186,7 +188,7 @@ class Result(ABC):
         return made
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+    def from_dict(cls: type[R], content: Mapping[str, Any]) -> R:
         """What `to_dict` gave, made again."""
         begin = f"{cls.__name__}.from_dict must be given"
         try:
@@ -205,8 +207,8 @@ class Result(ABC):
 
     @classmethod
     def _made(
-        cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any], begin: str
-    ) -> Self:
+        cls: type[R], tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any], begin: str
+    ) -> R:
         """What `made_of` makes; an error that begins so where something of it is missing or of another type."""
         try:
             return cls.made_of(tables, manifest, details)
@@ -263,7 +265,7 @@ class Result(ABC):
     # --- tables as they were saved ---
 
     @classmethod
-    def _of_file(cls, path: Path) -> Self:
+    def _of_file(cls: type[R], path: Path) -> R:
         if not path.is_file():
             raise FileError(f"a Parquet file must hold {cls.words()}; there is none at {path}", subject=str(path))
         name, *more_tables = [name for name in cls.schemas if name not in cls.optional]
@@ -313,7 +315,7 @@ class TableResult(Result):
         return {self.kind: self.table}
 
     @classmethod
-    def made_of(cls, tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> Self:
+    def made_of(cls: type[T], tables: Mapping[str, pl.DataFrame], manifest: Manifest, details: Mapping[str, Any]) -> T:
         """The result of this table."""
         return cls(tables[cls.kind], manifest)
 
@@ -326,3 +328,43 @@ def _unsaid(notes: Iterable[str], said: Sequence[str]) -> list[str]:
 
 def _wrapped(sentences: Iterable[str]) -> list[str]:
     return [line for sentence in sentences for line in wrap(sentence, COLUMNS, break_on_hyphens=False)]
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON knows it; NaN and infinity become the words `nan`, `inf` and `-inf`, which `float` reads."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_table(table: pl.DataFrame, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a table, with the types of those that its schema does not name."""
+    types = {name: str(kind) for name, kind in table.schema.items() if name not in schema}
+    columns = {name: plain_value(values) for name, values in table.to_dict(as_series=False).items()}
+    return {"types": types, "columns": columns}
+
+
+def table_of(content: Mapping[str, Any], schema: Mapping[str, Any]) -> pl.DataFrame:
+    """The table that `plain_table` gave, numbers that JSON does not know from words.
+
+    >>> made = plain_table(pl.DataFrame({"layer": [0, 1], "value": [1.0, float("nan")]}), {"value": pl.Float64})
+    >>> made
+    {'types': {'layer': 'Int64'}, 'columns': {'layer': [0, 1], 'value': [1.0, 'nan']}}
+    >>> table_of(made, {"value": pl.Float64})["value"].is_nan().to_list()
+    [False, True]
+    """
+    known = {**schema, **{name: getattr(pl, kind) for name, kind in content["types"].items()}}
+    columns = content["columns"].items()
+    return pl.DataFrame([pl.Series(name, [_typed(value, known[name]) for value in values], known[name], strict=True)
+                         for name, values in columns])  # fmt: skip
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """A value of a column of this type, its words numbers again."""
+    if isinstance(kind, pl.List) and value is not None:
+        return [_typed(item, kind.inner) for item in value]
+    if isinstance(kind, pl.Struct) and value is not None:
+        return {field.name: _typed(value[field.name], field.dtype) for field in kind.fields}
+    return float(value) if isinstance(value, str) and kind.is_float() else value

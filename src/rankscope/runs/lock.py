@@ -3,6 +3,10 @@
 `Store` takes the lock when it is opened and releases it when it is closed; studies lock single parts of their work in
 the same way (`rankscope_studies.study`). `fcntl` locks the file on Unix, `msvcrt` on Windows; whichever the system has
 is imported when a lock is taken.
+
+Why not filelock, which comes with torch: it locks a file, and does not tell whether that is still the one in the folder
+(`is_held`). Where a folder was renamed, deleted or made again under a run, its lock would be kept on the old file, and
+two writers would write into the new folder.
 """
 
 import contextlib

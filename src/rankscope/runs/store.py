@@ -93,10 +93,6 @@ class Run:
         """Every table by its name, each read when it is asked for."""
         return _Tables(self)
 
-    def has(self, name: str) -> bool:
-        """True if there is a table of that name, in one file or growing: one of `names`."""
-        return name in self.names
-
     def table(self, name: str | None = None) -> pl.DataFrame:
         """A table, its checksum verified; of one that grows, all rows that are written so far. By default
         that of the measurements: `profile` for example, or `sweep` with a column for each factor."""

@@ -1,16 +1,14 @@
 """Training runs as they are written: metrics by layer and step, alarms, loss spikes, and runs side by side.
 
-`training.py` has the numbers of a run, `figures.py` draws them, and `run.py` makes a result of that. `signals.py` reads
-numbers of trainings from wherever they are, `spikes.py` finds what came before each spike of a loss
-(`spike_report.py`), and `comparison.py` sets runs side by side. Reading needs no torch.
+`training.py` has the numbers of a run, `figures.py` draws them, and `run.py` makes a result of that, and of
+several side by side. `signals.py` reads numbers of trainings from wherever they are, and `spikes.py` finds which of
+them moved before each spike of a loss. Reading needs no torch.
 """
 
-from rankscope.trainings.comparison import RunComparison, compare_runs
 from rankscope.trainings.figures import STEPS, ends, layer_curves, layer_map, path_shares, run_curves, side_by_side
-from rankscope.trainings.run import TrainingRun, read_training
+from rankscope.trainings.run import RunComparison, TrainingRun, compare_runs, read_training
 from rankscope.trainings.signals import read_signals, run_events, run_loss, split_loss
-from rankscope.trainings.spike_report import SURE, Spikes
-from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
+from rankscope.trainings.spikes import SURE, Signal, Spikes, find_spikes, order_of_events
 from rankscope.trainings.training import (
     ALARMS,
     CERTIFICATES,

@@ -22,8 +22,7 @@ import polars as pl
 
 from rankscope.errors import FileError, require
 from rankscope.extras import need
-from rankscope.trainings.spike_report import Spikes
-from rankscope.trainings.spikes import Signal, find_spikes, order_of_events
+from rankscope.trainings.spikes import Signal, Spikes, find_spikes, order_of_events
 from rankscope.trainings.training import TrainingTables, read_tables
 
 STEP = ("step", "_step", "global_step", "global step", "iteration", "iter", "trainer/global_step",
@@ -154,8 +153,8 @@ def _opened(path: Path) -> pl.DataFrame:
     try:
         return readers[path.suffix.lower()]()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
-        came = str(error).splitlines()[0] if str(error) else type(error).__name__
-        sentence = f"{path} must be a table of numbers by step; it cannot be read: {came}"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        sentence = f"{path} must be a table of numbers by step; it cannot be read: {reason}"
         raise FileError(sentence, subject=str(path)) from error
 
 

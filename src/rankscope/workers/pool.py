@@ -6,9 +6,15 @@ In order: workers are started when there is a piece for them; each reads `work` 
 dies (killed for its memory, say) takes only its own piece with it: another worker starts, and the piece is
 tried once more. The caller's process does no work itself, so that nothing a piece does can end it.
 
-Workers are started by `subprocess`: a fork cannot use CUDA, `multiprocessing` would run the caller's script again in
-each, and the pools of `concurrent.futures` and loky break as a whole where one worker dies. All processes of a sweep
-have the same number of threads (`threads_set`): then sums are the same on any machine.
+All processes of a sweep have the same number of threads (`threads_set`): then sums are the same on any machine.
+
+Why no kept library does this: the pools of `concurrent.futures` (3.11) and loky break as a whole where one worker
+dies, and every piece that waits fails with it; with a pool of one process for each worker, this file would still hand
+out pieces, try them again and count the time that is left. What a pool of `concurrent.futures` has begun cannot be
+ended before Python 3.14 (`kill_workers`), so that Ctrl-C would wait for pieces of an hour; its workers get the caller's
+SIGINT and its environment, in which threads are counted. A fork cannot use CUDA, and the other ways in which
+`multiprocessing` starts a process run the caller's script again in each. loky has answers to the last three; it would
+be one more dependency, in the place of the few lines that start a process by `subprocess`.
 """
 
 import os

@@ -106,7 +106,7 @@ def _run(studies: "list[Study]", setup: "Setup", options: ReproduceOptions) -> "
         from rankscope_studies.on_cluster import reproduce_on_cluster
 
         setup.say(f"{len(studies)} studies")
-        connected = ending.enter_context(Cluster.named(options.on, stuck_after=options.stuck_after))
+        connected = ending.enter_context(Cluster(options.on, stuck_after=options.stuck_after))
         yield from reproduce_on_cluster(connected, studies, setup)
         return
     from rankscope_studies import reproduce as run

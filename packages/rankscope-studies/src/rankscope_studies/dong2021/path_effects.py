@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from rankscope.lab import UNLABELLED, Batch, Model
 from rankscope.nets import Transformer
-from rankscope.paths import Frozen, OwnAttention, Path, PathRules, PathStep, by_length, freeze, path_terms
+from rankscope.paths import AfterLayer, Frozen, OwnAttention, Path, PathRules, by_length, freeze, path_terms
 
 PIECE = 2**19  # Numbers in the tokens that are evaluated together
 Key = tuple[str, str, int | None, int]  # (attention, paths, length, repeat)
@@ -78,19 +78,19 @@ def _sums(
     for length, Y in enumerate(exact.embedding + exact.bias):
         yield ("shared", "all", length, 0), Y
     light = freeze(net.to(torch.float32), X.float(), padding)
-    for attention, step in (("own", OwnAttention(light).step), ("shared", PathRules(light).step)):
-        for key, Y in weighted(light, drawn, step).items():
+    for attention, rules in (("own", OwnAttention(light)), ("shared", PathRules(light))):
+        for key, Y in weighted(light, drawn, rules.after_layer).items():
             yield (attention, *key), frozen.restored(Y.double())
 
 
-def weighted(frozen: Frozen, wanted: dict[Draw, Counter[Path]], step: PathStep) -> dict[Draw, Tensor]:
+def weighted(frozen: Frozen, wanted: dict[Draw, Counter[Path]], after_layer: AfterLayer) -> dict[Draw, Tensor]:
     """The sum of each draw's terms, every path walked once for all draws."""
     users: dict[Path, list[tuple[Draw, int]]] = {}
     for key, paths in wanted.items():
         for path, times in paths.items():
             users.setdefault(path, []).append((key, times))
     sums = {key: torch.zeros_like(frozen.X) for key in wanted}
-    for path, term in path_terms(frozen, users, step):
+    for path, term in path_terms(frozen, users, after_layer):
         for key, times in users[path]:
             sums[key].add_(term, alpha=times)
     return sums

@@ -106,10 +106,10 @@ def _chunks(
     frozen: Frozen, paths: list[Path], at: dict[Path, int], kind: str, chunk: int
 ) -> Iterator[tuple[Tensor, list[int]]]:
     """Terms of some paths at a time `[path, batch, token, width]`, and where those paths stand in the list."""
-    step = OwnAttention(frozen).step if kind == OWN else PathRules(frozen).step
+    after_layer = (OwnAttention if kind == OWN else PathRules)(frozen).after_layer
     terms: list[Tensor] = []
     columns: list[int] = []
-    for path, term in path_terms(frozen, paths, step):
+    for path, term in path_terms(frozen, paths, after_layer):
         terms.append(term)
         columns.append(at[path])
         if len(terms) == chunk:

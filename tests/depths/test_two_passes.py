@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankscope.depths.passes import LayerShares, TwoPasses
 from rankscope.errors import ClosureError
 from rankscope.nets import Architecture, Transformer, traverse
-from rankscope.paths import LayerShares, TwoPasses, decompose
-from rankscope.paths.frozen import FreezingRules
+from rankscope.paths import FreezingRules, decompose
 from tests.builders import awake
 
 SIZE: dict[str, Any] = {"layers": 3, "width": 16, "heads": 4, "mlp_width": 24}
