@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require, require_one_of
-from rankscope.live.tensor_parallel import local_tokens
+from rankscope.live.processes import local_tokens
 
 Layout = Literal["batch first", "token first", "width second"]
 EXCHANGED: dict[Layout, tuple[int, int]] = {"batch first": (0, 0), "token first": (0, 1), "width second": (1, 2)}

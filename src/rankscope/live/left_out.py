@@ -1,13 +1,12 @@
-"""What a watch leaves out of a model: layers and heads by number, branches, norms and skips by the names of modules.
+"""What a user names to be left out of a model: layers and heads by number, branches, norms and skips by their modules.
 
-`Watch.without` calls `choose`, which checks all that a user named. The `LeftOut` that it gives is part of the watch's
-plan: `without/` attaches hooks for it, `attention_readings.py` asks it for heads, and notes, manifest and the name of
-the variant have its words.
+`Watch.without` calls `choose`, which checks all of it. The `LeftOut` that it gives is part of the watch's plan
+(`plan.py`): `without/` attaches hooks for it, `attention_readings.py` asks it for heads, and notes, manifest and the
+name of the variant have its words.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeGuard
@@ -16,45 +15,10 @@ from torch import nn
 
 from rankscope.errors import WatchError, one_of, require
 from rankscope.live.modules import submodules
+from rankscope.live.plan import LeftOut, words_of
 
 HeadsOut = Mapping[int, Iterable[int]] | Iterable[tuple[int, int]]  # {layer: heads}, or pairs (layer, head)
 Names = str | Iterable[str]  # dotted names of modules; `*` stands for one step of a name
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """The parts that a watch leaves out of a model. Modules are listed by their dotted names."""
-
-    layers: frozenset[int] = frozenset()  # numbered from 1
-    heads: Mapping[int, frozenset[int]] = field(default_factory=dict)  # by layer, numbered from 0
-    branches: Mapping[str, nn.Module] = field(default_factory=dict)  # what they give becomes 0
-    norms: Mapping[str, nn.Module] = field(default_factory=dict)  # they give what they take
-    skips: Mapping[str, nn.Module] = field(default_factory=dict)  # what they give is not added to anything
-    asked: tuple[str, ...] = ()  # all of it in words, with names as the user wrote them
-
-    def __bool__(self) -> bool:
-        return bool(self.asked)
-
-    def beside(self, other: "LeftOut") -> "LeftOut":
-        """The parts that this choice or the other leaves out."""
-        heads = {
-            layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
-            for layer in sorted(self.heads.keys() | other.heads.keys())
-        }
-        branches, norms, skips = (
-            {**mine, **theirs} for mine, theirs in zip(self._modules, other._modules, strict=True)
-        )
-        asked = tuple(dict.fromkeys(self.asked + other.asked))
-        return LeftOut(self.layers | other.layers, heads, branches, norms, skips, asked)
-
-    @property
-    def words(self) -> list[str]:
-        """Everything that is left out, each part by its full name."""
-        return words_of(self.layers, self.heads, self._modules)
-
-    @property
-    def _modules(self) -> tuple[Mapping[str, nn.Module], ...]:
-        return self.branches, self.norms, self.skips
 
 
 def choose(
@@ -90,17 +54,6 @@ def choose(
     by_layer = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
     words = words_of(set(chosen_layers), by_layer, tuple(patterns.values()))
     return LeftOut(frozenset(chosen_layers), by_layer, **modules, asked=tuple(words))
-
-
-def words_of(layers: Iterable[int], heads: Mapping[int, Iterable[int]], names: Iterable[Iterable[str]]) -> list[str]:
-    """Layers, heads by layer, and the `names` of branches, norms and skips, each part in words."""
-    words = [f"layer {layer}" for layer in sorted(layers)]
-    for layer, chosen in heads.items():
-        numbers = sorted(chosen)
-        words.append(f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))} of layer {layer}")
-    return words + [
-        f"{what} {name}" for what, of in zip(("branch", "norm", "skip around"), names, strict=True) for name in of
-    ]
 
 
 def _patterns(names: Names, kind: str) -> list[str]:

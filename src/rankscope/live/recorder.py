@@ -42,7 +42,7 @@ from rankscope.live.model_call import CallReadings, FirstInput, ModelCall, Watch
 from rankscope.live.modules import own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import WatchPlan
-from rankscope.live.processes import in_trial_of_stage
+from rankscope.live.processes import TensorParallel, in_trial_of_stage, refuse_context_parallel, token_counts
 from rankscope.live.state_readings import (
     RoutingReadings,
     StateReadings,
@@ -51,7 +51,6 @@ from rankscope.live.state_readings import (
     dropout_of,
     routing_in,
 )
-from rankscope.live.tensor_parallel import TensorParallel, refuse_context_parallel, token_counts
 
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"

@@ -24,7 +24,7 @@ from rankscope.live.attention.row_statistics import pattern_of
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import isolated
 from rankscope.live.modules import submodules
-from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
+from rankscope.live.processes import SAMPLED, TensorParallel, local_part
 from rankscope.metrics import unit_of
 from rankscope.shapes import Float
 

@@ -28,7 +28,7 @@ from rankscope.live.attention.row_statistics import HELD
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import Replacements, isolated
 from rankscope.live.modules import submodules
-from rankscope.live.tensor_parallel import local_part
+from rankscope.live.processes import local_part
 
 OnFlexAttention = Callable[["FlexAttention"], None]
 _reports = Replacements()  # names that hold flex attention hold one that reports its calls

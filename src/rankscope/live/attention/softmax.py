@@ -22,7 +22,7 @@ from rankscope.live.attention.head_outputs import by_head, check_pattern
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.live.hidden_states import times_changed
 from rankscope.live.hooks import isolated
-from rankscope.live.tensor_parallel import local_part
+from rankscope.live.processes import local_part
 
 SOFTMAX = {"softmax", "special_softmax"}
 PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}

@@ -24,7 +24,7 @@ from rankscope.live.attention.kernels import ScaledDotProduct, flex_attention_re
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.attention.softmax import FollowedTensors, SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
 from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
-from rankscope.live.tensor_parallel import conversions_followed
+from rankscope.live.processes import conversions_followed
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention
 ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)  # one function, by each of its names
