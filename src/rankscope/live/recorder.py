@@ -34,12 +34,11 @@ from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention.head_outputs import OutputProjectionFinder, PartOfSum
 from rankscope.live.attention.multihead import attention_call, multihead_modules
-from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.hidden_states import candidates_in, continuation, hidden_states_in, rows_and_columns, sizes_in
 from rankscope.live.model_call import CallReadings, FirstInput, ModelCall, WatchTotals
-from rankscope.live.modules import own_parameters
+from rankscope.live.modules import BlockListener, own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import WatchPlan
 from rankscope.live.processes import TensorParallel, in_trial_of_stage, refuse_context_parallel, token_counts
