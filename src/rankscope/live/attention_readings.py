@@ -260,7 +260,7 @@ class AttentionReadings:
                     return []
             if attention.products is not None:
                 self.plan.known_scores[layer] = (scores.kind, calls)
-            packed = getattr(scores, "sequence", None) is not None  # then scores know the first key of each query's own
+            packed = scores.sequence is not None  # then scores know the first key of each query's own
             numbers = row_statistics(scores, None if packed else valid.to(torch.int8).argmax(-1, keepdim=True))
             statistics, sinks = numbers, sink_weights(scores, numbers)
             if not known:

@@ -70,10 +70,13 @@ def pattern_of(
     s: Float[Tensor, "batch head row key"], sinks: Float[Tensor, " head"] | None
 ) -> Float[Tensor, "batch head row key"]:
     """The rows of the pattern P that these rows of scores make; of a query that sees no key, zeros."""
-    log_sum = s.logsumexp(-1, keepdim=True)
-    if sinks is not None:
-        log_sum = torch.logaddexp(log_sum, sinks.to(s)[:, None, None])
-    return (s - log_sum).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    return (s - _log_sums(s, sinks)[..., None]).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
+
+
+def _log_sums(s: Tensor, sinks: Tensor | None) -> Float[Tensor, "batch head row"]:
+    """`log sum_j e^{s_ij}` of rows of scores, a sink among the keys."""
+    log_sum = s.logsumexp(-1)
+    return log_sum if sinks is None else torch.logaddexp(log_sum, sinks.to(s)[:, None])
 
 
 def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
@@ -88,13 +91,11 @@ def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
 def _of_rows(scores: AnyScores, at: Tensor, first: Tensor) -> tuple[Tensor, ...]:
     """The numbers of the rows at these positions, in the order of `RowStatistics`; `square` is of the keys alone."""
     s = scores.rows(at)
-    log_sum = s.logsumexp(-1)
-    if scores.sinks is not None:
-        sink = scores.sinks.to(s)[:, None]
-        log_sum = torch.logaddexp(log_sum, sink)
+    log_sum = _log_sums(s, scores.sinks)
     p = (s - log_sum[..., None]).exp()
     mean = torch.where(p > 0, p * s, 0.0).sum(-1)
     if scores.sinks is not None:
+        sink = scores.sinks.to(s)[:, None]
         mean = mean + (sink - log_sum).exp() * sink
     at_first = p.gather(-1, first[:, None, :, None].expand(*p.shape[:-1], 1))[..., 0]
     largest = s.amax(-1)

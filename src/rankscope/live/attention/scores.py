@@ -163,6 +163,7 @@ class WrittenScores:
     scores: Float[Tensor, "batch head query key"]
     keys: Bool[Tensor, "batch key"] | None = None  # those that queries see; None for all
     sinks: None = None
+    sequence: None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
