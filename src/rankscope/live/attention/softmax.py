@@ -38,6 +38,8 @@ class WrittenSoftmax:
     `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if known; `certain` says
     that queries and keys are known to come both from the block's tokens."""
 
+    by_kernel = False
+
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
         self.logits = local_part(scores.detach())
         self.set_pattern(pattern)
