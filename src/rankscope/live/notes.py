@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.live.hidden_states import LAYOUTS
 from rankscope.live.model_call import WatchTotals
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import ROUNDING, unit_of
@@ -73,8 +74,8 @@ def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]
 
 def layout_note(plan: WatchPlan) -> str:
     """What is said where nothing has shown the layout of hidden states."""
-    axes = "[token, batch, width]" if plan.layout == "token first" else "[batch, token, width]"
-    return f"Nothing showed which axis of the hidden states counts tokens: {axes} was assumed; layout= says it"
+    what = "Nothing showed which axis of the hidden states counts tokens"
+    return f"{what}: {LAYOUTS[plan.layout][0]} was assumed; layout= says it"
 
 
 def _notes(plan: WatchPlan, totals: WatchTotals, results: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls 
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter
@@ -280,8 +281,7 @@ def is_decoder_name(stack: str) -> bool:
     >>> [is_decoder_name(name) for name in ("model.decoder.layers", "dec_blocks", "decay.layers", "encoder.block")]
     [True, True, False, False]
     """
-    words = [word for part in stack.lower().split(".") for word in part.split("_")]
-    return any(word == "dec" or word.startswith("decoder") for word in words)
+    return any(word == "dec" or word.startswith("decoder") for word in re.split(r"[._]", stack.lower()))
 
 
 def continues_from_cache(arguments: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of, require, require_one_of
 from rankscope.live.attention import OBSERVERS, AttentionObserver
-from rankscope.live.hidden_states import Layout, layout_is_known, layout_of, tokens_in_rows_and_columns
+from rankscope.live.hidden_states import Layout, layout_of, tokens_in_rows_and_columns
 from rankscope.live.modules import Blocks, NamedStacks, find_blocks, named_stacks, own_parameters, stacks, submodules
 from rankscope.live.padding import is_decoder, is_decoder_name
 from rankscope.live.processes import TensorParallel, tensor_parallel_of
@@ -230,7 +230,8 @@ def make_plan(
     if beyond and chosen_layers == frozenset([0]):
         sentence = f"layer 0 has metrics of tokens alone; {beyond[0].name} is of {beyond[0].of}: name more layers"
         raise WatchError(sentence, subject="layers")
-    in_blocks, layout = submodules(*found_blocks), options.get("layout")
+    in_blocks = submodules(*found_blocks)
+    layout, layout_known = layout_of(found_blocks, in_blocks, options.get("layout"))
     around_both = _around_both(model, stack, stack_name)
     return WatchPlan(
         metrics=chosen,
@@ -239,8 +240,8 @@ def make_plan(
         name=stack_name,
         layers=chosen_layers,
         keep=kept,
-        layout=layout_of(in_blocks, layout),
-        layout_known=layout_is_known(found_blocks, layout),
+        layout=layout,
+        layout_known=layout_known,
         grid=tokens_in_rows_and_columns(in_blocks),
         padding=known_padding,
         padding_from_model=known_padding is None and padding == "model",
