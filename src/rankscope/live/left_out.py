@@ -45,8 +45,8 @@ def choose(
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
     for name, norm in modules["norms"].items():
         sentence = "norms must name single norms, which then give what they take"
-        came = f"{name} is a {type(norm).__name__}: name it in branches="
-        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {came}", WatchError, "norms")
+        found = f"{name} is a {type(norm).__name__}: name it in branches="
+        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {found}", WatchError, "norms")
     in_lists = {part for block in blocks if isinstance(block, nn.ModuleList) for part in submodules(block)}
     for name, branch in modules["skips"].items():
         sentence = f"a skip can be left out in a layer that is one module; the layer of {name} is a list of parts"
@@ -76,8 +76,8 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
         raise WatchError(f"layers are numbered 1..{len(blocks)}; got {layer!r}", subject=what)
     block = blocks[layer - 1]
     if isinstance(block, nn.ModuleList):
-        came = f"layer {layer} is a list of parts: name these parts in branches="
-        raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
+        found = f"layer {layer} is a list of parts: name these parts in branches="
+        raise WatchError(f"a layer must be a module that is called to be left out; {found}", subject=what)
     require(sum(candidate is block for candidate in blocks) == 1, several_layers(layer, block), WatchError, what)
     return int(layer)
 

@@ -67,11 +67,11 @@ class PaddingArgument(NamedTuple):
     name: str
     opposite: Tensor | None = None  # the other way to read the mask, where both are possible
 
-    def settled_by(self, hidden: Tensor | None) -> "PaddingArgument | None":
+    def settled_by(self, unseen: Tensor | None) -> "PaddingArgument | None":
         """The reading that attention confirms, by the tokens `[batch, token]` that it hides from all; or None."""
-        hidden = torch.zeros_like(self.padding) if hidden is None else hidden.to(self.padding.device)
+        unseen = torch.zeros_like(self.padding) if unseen is None else unseen.to(self.padding.device)
         both = (self.padding, ~self.padding if self.opposite is None else self.opposite)
-        readings = [x for x in both if torch.equal(x, hidden)]
+        readings = [x for x in both if torch.equal(x, unseen)]
         return PaddingArgument(readings[0], self.name) if readings else None
 
 
@@ -180,8 +180,8 @@ def find_padding(
     if (argument := _reading(clear) or _hidden_from_all(block, shape) or _reading(unclear)) is not None:
         return argument
     for name, mask, _, of_call in masks:
-        came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
-        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {came}"
+        found = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
+        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {found}"
         require(MASKS[name].ambiguous or not of_call or _is_triangle(mask), sentence, WatchError, name)
     return None
 

@@ -173,8 +173,8 @@ def make_plans(
                 known = sorted(filter(None, by_name)) or ["none, since one stack is measured"]
                 raise WatchError(one_of(f"a stack in {name}", str(stack), known), subject=name)
         elif isinstance(option, Tensor) and len(by_name) > 1:
-            came = f"one came for {' and '.join(by_name)}: give {name}={{{next(iter(by_name))!r}: ...}}"
-            raise WatchError(f"{name} must be given for each stack of blocks; {came}", subject=name)
+            found = f"one came for {' and '.join(by_name)}: give {name}={{{next(iter(by_name))!r}: ...}}"
+            raise WatchError(f"{name} must be given for each stack of blocks; {found}", subject=name)
     plans = {}
     for stack, of_stack in by_name.items():
         chosen: Any = {

@@ -90,9 +90,9 @@ def require_all_ranks(where: str, meeting: str, ranks: Sequence[int] | None = No
     if store is None:  # one process, or MPI, which has none
         return
     among = "" if ranks is None else "/" + "-".join(map(str, ranks))
-    came, verdict = (f"rankscope{among}/{meeting}/{what}" for what in ("came", "verdict"))
+    arrivals, verdict = (f"rankscope{among}/{meeting}/{what}" for what in ("arrivals", "verdict"))
     seconds = PATIENCE / 30 if _missed else PATIENCE  # who did not come once will hardly come again
-    if store.add(came, 1) == size:
+    if store.add(arrivals, 1) == size:
         store.compare_set(verdict, "", "all")
     else:
         try:
@@ -103,7 +103,7 @@ def require_all_ranks(where: str, meeting: str, ranks: Sequence[int] | None = No
         _missed.clear()
         return
     _missed.append(meeting)
-    missing = f"{size - store.add(came, 0)} of {size} ranks did not come within {seconds:g} s"
+    missing = f"{size - store.add(arrivals, 0)} of {size} ranks did not come within {seconds:g} s"
     sentence = f"every rank must call {where}; {missing}: call it on all of them, not inside of `if rank == 0`"
     raise MonitorError(sentence, subject="ranks")
 
@@ -117,10 +117,10 @@ def require_agreement(what: str, value: Any, stage: int = 0) -> None:
     """Raise on every rank unless all ranks of a pipeline stage have the same value. `what` names it in the sentence; a
     stage is known by the number of blocks before it."""
     first: dict[int, tuple[int, Any]] = {}  # of each stage, its first rank and what that has
-    for rank, (theirs, came) in enumerate(gathered((stage, value))):
-        earlier, expected = first.setdefault(theirs, (rank, came))
-        if came != expected:
-            differ = f"rank {earlier} has {expected!r} and rank {rank} has {came!r}: build the monitor alike on both"
+    for rank, (theirs, found) in enumerate(gathered((stage, value))):
+        earlier, expected = first.setdefault(theirs, (rank, found))
+        if found != expected:
+            differ = f"rank {earlier} has {expected!r} and rank {rank} has {found!r}: build the monitor alike on both"
             raise MonitorError(f"all ranks must be given the same {what}; {differ}", subject=what)
 
 
@@ -165,13 +165,13 @@ class Stage:
             expected, expected_names = first.setdefault(start, (count, names))
             if count != expected or names != expected_names:
                 only = f", and {min(names ^ expected_names)} is in one of them" if names != expected_names else ""
-                came = f"rank {rank} has {count}, an earlier one {expected}{only}: {way}"
-                raise MonitorError(f"ranks must have the same blocks; {came}", subject="first_block")
+                found = f"rank {rank} has {count}, an earlier one {expected}{only}: {way}"
+                raise MonitorError(f"ranks must have the same blocks; {found}", subject="first_block")
         stages = sorted((start, start + count) for start, (count, _) in first.items())
         for (_, end), (start, _) in pairwise(stages):
             if end != start:
-                came = f"one that begins after {start} blocks comes after one that ends with block {end}: {way}"
-                raise MonitorError(f"pipeline stages must follow one another; {came}", subject="first_block")
+                found = f"one that begins after {start} blocks comes after one that ends with block {end}: {way}"
+                raise MonitorError(f"pipeline stages must follow one another; {found}", subject="first_block")
         return stages[-1][1]
 
 
@@ -237,10 +237,10 @@ class TensorParallel:
             self.refuse_samples("the first block has different tokens on them, by its batch or by dropout before it")
         self.tokens = tokens if split else None
 
-    def refuse_samples(self, came: str) -> NoReturn:
-        """Raise a sentence: the processes of the group have not the same samples; `came` says what they have."""
+    def refuse_samples(self, differ: str) -> NoReturn:
+        """Raise a sentence: the processes of the group have not the same samples; `differ` says what they have."""
         who = f"the {self.size} processes that share a tensor-parallel model must be given the same samples"
-        raise WatchError(f"{who}; {came}: call the model with one batch on all of them", subject="ranks")
+        raise WatchError(f"{who}; {differ}: call the model with one batch on all of them", subject="ranks")
 
     def whole(self, hidden: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """Return hidden states with the tokens of all processes; `begin_call` has found out who has which. Tensors with
@@ -270,8 +270,8 @@ class TensorParallel:
         by_rows, not_by_rows = self._inputs_in_attention(block)
         if not by_rows or (together in by_rows) != (own_width in by_rows | not_by_rows):
             return together not in by_rows
-        came = f"heads {own_width} wide came in a {type(block).__name__}, and {together} on all {self.size} together"
-        sentence = f"heads of a tensor-parallel model must fit an output projection in its attention; {came}"
+        found = f"heads {own_width} wide came in a {type(block).__name__}, and {together} on all {self.size} together"
+        sentence = f"heads of a tensor-parallel model must fit an output projection in its attention; {found}"
         raise WatchError(f"{sentence}: watch metrics of tokens", subject="heads")
 
     def is_split_by_rows(self, linear: nn.Module) -> bool:
@@ -314,9 +314,9 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
                 continue
             key = (id(module), name)
             spec: Any = gathered_by_fsdp[key] if key in gathered_by_fsdp else getattr(weight, "_spec", None)
-            came = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
+            found = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
             known = spec is not None or not getattr(weight, "tensor_model_parallel", False)
-            require(known, f"weights that are split must tell how; {came}", WatchError, "model")
+            require(known, f"weights that are split must tell how; {found}", WatchError, "model")
             for axis, placement in enumerate([] if spec is None else spec.placements):
                 if spec.mesh.size(axis) == 1 or placement.is_partial():
                     continue
@@ -368,8 +368,8 @@ def refuse_context_parallel() -> None:
     tells."""
     DTensor = _distributed_tensor()
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
-    came = "with context parallelism this process has some of them: measure a probe, outside of it"
-    sentence = f"a model must be called with all tokens of a sample; {came}"
+    found = "with context parallelism this process has some of them: measure a probe, outside of it"
+    sentence = f"a model must be called with all tokens of a sample; {found}"
     require(FLASH_ATTENTION not in getattr(dispatcher, "_custom_op_handlers", {}), sentence, WatchError, "model")
 
 

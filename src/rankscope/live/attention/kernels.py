@@ -84,9 +84,9 @@ class ScaledDotProduct:
         if self.mask is None or self.mask.ndim < 3:  # the same for every sample: no padding
             return None
         mask = self.mask.detach()[(None,) * (self.query.ndim - self.mask.ndim)]
-        hidden = (mask < -1e3 if mask.is_floating_point() else ~mask).all(-2)
-        hidden = hidden.flatten(1, -2).all(1) if hidden.ndim > 2 else hidden
-        return hidden.expand(self.sizes[0], self.sizes[2])
+        unseen = (mask < -1e3 if mask.is_floating_point() else ~mask).all(-2)
+        unseen = unseen.flatten(1, -2).all(1) if unseen.ndim > 2 else unseen
+        return unseen.expand(self.sizes[0], self.sizes[2])
 
     def scores(self) -> AttentionScores:
         """How the kernel made its scores."""

@@ -66,10 +66,10 @@ def attention_call(
     if isinstance(query, Tensor) and isinstance(key, Tensor) and query.ndim == 3:
         batch, token = (0, 1) if module.batch_first else (1, 0)
         sizes = (query.shape[batch], query.shape[token], key.shape[token])
-    hidden = None if mask is None else mask < 0 if mask.is_floating_point() else mask.bool()
+    unseen = None if mask is None else mask < 0 if mask.is_floating_point() else mask.bool()
     projected = None if output is None or sizes is None else ProjectedHeads(module, arguments, output)
     return AttentionCall(
-        pattern=lambda: second_call()[0], contributions=contributions, sizes=sizes, hidden_tokens=lambda: hidden,
+        pattern=lambda: second_call()[0], contributions=contributions, sizes=sizes, hidden_tokens=lambda: unseen,
         scores=None if projected is None else projected.scores,
         products=None if projected is None or (module.training and module.dropout) else projected.products,
     )  # fmt: skip

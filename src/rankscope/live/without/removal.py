@@ -102,12 +102,12 @@ class Removal:
         missing = [words for words in expected if words not in self._called]
         if self._model_ran and missing:
             what, _, name = missing[0].partition(" ")
-            came = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
-            raise WatchError(f"what is left out must run, or nothing changes; {came}", subject="without")
+            found = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
+            raise WatchError(f"what is left out must run, or nothing changes; {found}", subject="without")
 
     def _call_begins(self, module: nn.Module, args: Any) -> None:
-        came = f"a second called this {type(self.model).__name__} before the first call had ended"
-        sentence = f"a model runs without some of its parts in one thread at a time; {came}"
+        found = f"a second called this {type(self.model).__name__} before the first call had ended"
+        sentence = f"a model runs without some of its parts in one thread at a time; {found}"
         require(not self._depth or self._thread == get_ident(), sentence, WatchError, "model")
         self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
@@ -138,8 +138,8 @@ class Removal:
         """A part that is left out is called; not inside a checkpoint, which would call it again without hooks."""
         self._called.add(words)
         if any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in walk_stack(sys._getframe())):
-            came = f"{words} runs in torch.utils.checkpoint, which runs it again for gradients: switch that off"
-            raise WatchError(f"what is left out must stay out in the backward pass; {came}", subject="without")
+            found = f"{words} runs in torch.utils.checkpoint, which runs it again for gradients: switch that off"
+            raise WatchError(f"what is left out must stay out in the backward pass; {found}", subject="without")
 
     def _layer_entered(self, what: str, layer: int) -> None:
         self._entered(f"{what} {layer}")
@@ -159,8 +159,8 @@ class Removal:
             taken = self._taken[module].pop() if self._taken.get(module) else None
             fitting = [y for y in floating_tensors(output) if taken is not None and y.shape == taken.shape]
             if taken is None or len(fitting) != 1:
-                came = f"this {type(module).__name__} returns {len(fitting)}"
-                sentence = f"a {what} is left out where it returns one tensor of the shape that it takes; {came}"
+                found = f"this {type(module).__name__} returns {len(fitting)}"
+                sentence = f"a {what} is left out where it returns one tensor of the shape that it takes; {found}"
                 way = ": leave out its branches" if what == "layer" else ""
                 raise WatchError(f"{sentence}{way}", subject=f"{what}s")
             return replaced(output, fitting[0], taken.to(fitting[0]))
