@@ -17,8 +17,17 @@ from rankscope.live.hidden_states import (
     times_changed,
 )
 from rankscope.live.hooks import Hook, Hooks, isolated, to_float64_device, without_dropout
-from rankscope.live.modules import Blocks, NamedStacks, hooked, is_compiled, own_parameters, submodules, unwrapped
-from rankscope.live.notes import describe_model, layout_note
+from rankscope.live.modules import (
+    Blocks,
+    NamedStacks,
+    describe_model,
+    hooked,
+    is_compiled,
+    own_parameters,
+    submodules,
+    unwrapped,
+)
+from rankscope.live.notes import layout_note
 from rankscope.live.padding import CallArguments, arguments_of, find_padding, library_of, mask_arguments_of
 from rankscope.live.plan import Layers, Mask, Padding, WatchOptions, WatchPlan, make_plan, make_plans
 from rankscope.live.processes import (

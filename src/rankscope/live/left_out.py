@@ -6,7 +6,7 @@ name of the variant have its words.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeGuard
@@ -35,8 +35,14 @@ def choose(
     if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise WatchError(f"layers must be a list, as [3, 4]; got {layers!r}", subject="layers")
     chosen_layers = [_layer(layer, blocks, "layers") for layer in layers]
+    try:
+        by_layer: Any = heads.items() if isinstance(heads, Mapping) else ((layer, [head]) for layer, head in heads)
+        pairs = [(layer, head) for layer, some in by_layer for head in some]
+    except (TypeError, ValueError) as error:
+        expected = "{layer: heads}, as {1: [0, 3]}, or pairs, as [(1, 0), (1, 3)]"
+        raise WatchError(f"heads must be {expected}; got {heads!r}", subject="heads") from error
     chosen_heads: dict[int, set[int]] = {}
-    for layer, head in _pairs(heads):
+    for layer, head in pairs:
         if not _is_whole(head) or head < 0:
             raise WatchError(f"heads are numbered from 0; got {head!r} in layer {layer}", subject="heads")
         chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(int(head))
@@ -51,9 +57,9 @@ def choose(
     for name, branch in modules["skips"].items():
         sentence = f"a skip can be left out in a layer that is one module; the layer of {name} is a list of parts"
         require(branch not in in_lists, sentence, WatchError, "skips")  # its output is made outside, known by its skips
-    by_layer = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
-    words = words_of(set(chosen_layers), by_layer, tuple(patterns.values()))
-    return LeftOut(frozenset(chosen_layers), by_layer, **modules, asked=tuple(words))
+    heads_out = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
+    words = words_of(set(chosen_layers), heads_out, tuple(patterns.values()))
+    return LeftOut(frozenset(chosen_layers), heads_out, **modules, asked=tuple(words))
 
 
 def _patterns(names: Names, kind: str) -> list[str]:
@@ -86,20 +92,6 @@ def several_layers(layer: int, block: nn.Module) -> str:
     """The sentence for a block that is called more than once."""
     name = type(block).__name__
     return f"a block must be one layer to be left out, or its heads; the {name} of layer {layer} is several"
-
-
-def _pairs(heads: HeadsOut) -> Iterator[tuple[int, int]]:
-    """(layer, head) of all heads that a user named."""
-    items: Any = heads.items() if isinstance(heads, Mapping) else heads
-    try:
-        for layer, chosen in items:
-            if isinstance(heads, Mapping):
-                yield from ((layer, head) for head in chosen)
-            else:
-                yield layer, chosen
-    except (TypeError, ValueError) as error:
-        expected = "{layer: heads}, as {1: [0, 3]}, or pairs, as [(1, 0), (1, 3)]"
-        raise WatchError(f"heads must be {expected}; got {heads!r}", subject="heads") from error
 
 
 def _modules(model: nn.Module, kind: str, patterns: list[str]) -> dict[str, nn.Module]:

@@ -94,6 +94,28 @@ def parts_in(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     return list(dict.fromkeys(part for block in blocks for part in submodules(block) if part is not block))
 
 
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """What a model is, for a manifest: its class, size, dtypes and devices."""
+    weights = list(model.parameters())
+    config = getattr(model, "config", None)
+    return {
+        "fingerprint": None,
+        "architecture": None,
+        "model": {
+            "class": f"{type(model).__module__}.{type(model).__qualname__}",
+            "model_type": getattr(config, "model_type", None),
+            "parameters": sum(weight.numel() for weight in weights),
+            "dtypes": sorted({dtype_name(weight.dtype) for weight in weights}),
+            "devices": sorted({str(weight.device) for weight in weights}),
+        },
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without its module, such as `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 @runtime_checkable
 class BlockListener(Protocol):
     """Follows the run of the blocks, for an observer that must know what goes into them."""

@@ -1,41 +1,18 @@
 """What a watch says it did: as checks for the manifest, and as sentences for people.
 
-`Watch.profile` calls `describe_model` and `checks`, `Watch.notes` calls `notes`; both read the totals of a
-`Recorder`. `Monitor` calls `describe_model` for its manifest.
+`StackWatch` calls `checks` for its profile, and `notes`; both read the totals of its calls.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from rankscope.live.hidden_states import LAYOUTS
 from rankscope.live.model_call import WatchTotals
+from rankscope.live.modules import dtype_name
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import ROUNDING, unit_of
-
-
-def describe_model(model: nn.Module) -> dict[str, Any]:
-    """Which model was watched, for the manifest: its class, size, dtypes and devices."""
-    weights = list(model.parameters())
-    config = getattr(model, "config", None)
-    return {
-        "fingerprint": None,
-        "architecture": None,
-        "model": {
-            "class": f"{type(model).__module__}.{type(model).__qualname__}",
-            "model_type": getattr(config, "model_type", None),
-            "parameters": sum(weight.numel() for weight in weights),
-            "dtypes": sorted({dtype_name(weight.dtype) for weight in weights}),
-            "devices": sorted({str(weight.device) for weight in weights}),
-        },
-    }
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without its module, such as `float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def checks(plan: WatchPlan, totals: WatchTotals) -> dict[str, Any]:

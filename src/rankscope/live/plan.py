@@ -82,11 +82,9 @@ class LeftOut:
             layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
             for layer in sorted(self.heads.keys() | other.heads.keys())
         }
-        branches, norms, skips = (
-            {**mine, **theirs} for mine, theirs in zip(self._modules, other._modules, strict=True)
-        )
+        modules = ({**self._modules[k], **other._modules[k]} for k in range(3))
         asked = tuple(dict.fromkeys(self.asked + other.asked))
-        return LeftOut(self.layers | other.layers, heads, branches, norms, skips, asked)
+        return LeftOut(self.layers | other.layers, heads, *modules, asked)
 
     @property
     def words(self) -> list[str]:
@@ -284,9 +282,9 @@ def words_of(layers: Iterable[int], heads: Mapping[int, Iterable[int]], names: I
     for layer, chosen in heads.items():
         numbers = sorted(chosen)
         words.append(f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))} of layer {layer}")
-    return words + [
-        f"{what} {name}" for what, of in zip(("branch", "norm", "skip around"), names, strict=True) for name in of
-    ]
+    for kind, some in zip(("branch", "norm", "skip around"), names, strict=True):
+        words += [f"{kind} {name}" for name in some]
+    return words
 
 
 def _shared(path: list[str], other: list[str]) -> int:

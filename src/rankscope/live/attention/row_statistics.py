@@ -48,7 +48,11 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)
     with torch.no_grad():
-        statistics = _fused(scores, first)
+        statistics = None
+        if isinstance(scores, AttentionScores) and scores.query.is_cuda and find_spec("triton") is not None:
+            from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
+
+            statistics = fused_row_statistics(scores, first) if is_fused(scores) else None
         if statistics is None:
             several = max(1, HELD // max(1, batch * heads * keys))
             blocks = torch.split(torch.arange(queries, device=scores.device), several)
@@ -77,15 +81,6 @@ def _log_sums(s: Tensor, sinks: Tensor | None) -> Float[Tensor, "batch head row"
     """`log sum_j e^{s_ij}` of rows of scores, a sink among the keys."""
     log_sum = s.logsumexp(-1)
     return log_sum if sinks is None else torch.logaddexp(log_sum, sinks.to(s)[:, None])
-
-
-def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
-    """The numbers by the kernel for GPUs; None where it does not apply."""
-    if not isinstance(scores, AttentionScores) or not scores.query.is_cuda or find_spec("triton") is None:
-        return None
-    from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
-
-    return fused_row_statistics(scores, first) if is_fused(scores) else None
 
 
 def _of_rows(scores: AnyScores, at: Tensor, first: Tensor) -> tuple[Tensor, ...]:
