@@ -227,8 +227,8 @@ def test_a_single_tensor_is_read_as_several_are() -> None:
     ],
 )
 def test_classes_that_take_the_token_first_are_known_by_name_and_package(package: str, name: str, layout: str) -> None:
-    made = type(name, (nn.Module,), {"__module__": package})
-    assert layout_of([made()], None) == layout
+    made = type(name, (nn.Module,), {"__module__": package})()
+    assert layout_of([made], [made], None)[0] == layout
 
 
 class Residual(nn.Module):

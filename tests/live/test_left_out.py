@@ -9,7 +9,8 @@ from torch import nn
 
 from rankscope.errors import WatchError
 from rankscope.live import watch
-from rankscope.live.left_out import LeftOut, choose
+from rankscope.live.left_out import choose
+from rankscope.live.plan import LeftOut
 from tests.live.gpt import GPT
 from tests.raising import raises
 

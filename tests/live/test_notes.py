@@ -8,7 +8,7 @@ import transformers as hf
 
 import rankscope
 from rankscope.live import Watch
-from rankscope.live.notes import dtype_name
+from rankscope.live.modules import dtype_name
 from tests.live.families import FAMILIES, checks, made, seen
 
 

@@ -1,13 +1,17 @@
-"""What processes that train one model say to one another, and where torch calls a stage of a pipeline to try it."""
+"""Where torch calls a stage of a pipeline to try it, and which weights that are split over processes are refused."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from rankscope.live.processes import TRIAL, in_trial_of_stage
+from rankscope.errors import WatchError
+from rankscope.live.processes import TRIAL, _refuse_plain_shards, in_trial_of_stage
+from tests.raising import raises
 
 
 class Asking(nn.Linear):
@@ -42,3 +46,17 @@ def test_a_function_of_the_same_name_elsewhere_is_no_trial() -> None:
         return in_trial_of_stage()
 
     assert _forward_metadata_inference.__name__ == TRIAL and not _forward_metadata_inference()
+
+
+@pytest.mark.parametrize(("size", "refused"), [(None, False), (1, False), (2, True), ("two", False)])
+def test_plain_shards_of_more_than_one_process_are_refused(size: Any, refused: bool) -> None:
+    """As transformers marks them, on the model or on a part of it."""
+    for marked in (False, True):
+        model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        (model[1] if marked else model)._tp_size = size
+        if refused:
+            with raises(WatchError, "model"):
+                _refuse_plain_shards(model)
+        else:
+            _refuse_plain_shards(model)
+    _refuse_plain_shards(nn.Linear(2, 2))

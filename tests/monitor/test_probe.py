@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import rankscope
 from rankscope import Monitor, watch
 from rankscope.errors import FileError, MetricError, MonitorError, RankscopeError, WatchError
-from rankscope.live.tensor_parallel import TensorParallel
+from rankscope.live.processes import TensorParallel
 from rankscope.monitor.probe import join_gradients
 from rankscope.monitor.running_sums import MetricValues
 from tests.monitor.small import encoder, loss_of, tokens

@@ -88,8 +88,8 @@ class AttentionReadings:
         batch, token = self.batch.shape
         if attention.unused:
             if attention.sizes == (batch, token, token) and layer in self.layers:
-                came = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
-                raise WatchError(f"a block must have one attention of its own tokens; {came}", subject="blocks")
+                found = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
+                raise WatchError(f"a block must have one attention of its own tokens; {found}", subject="blocks")
             self.left_out.append("a softmax of scores whose pattern was not seen to multiply values")
         elif attention.self_attention is None and layer in self.layers:
             self.later += 1
@@ -111,14 +111,14 @@ class AttentionReadings:
         measured, _ = read_tensor("heads", contributions, valid, self.plan.metrics, self._unit)
         self.readings.append((layer, measured))
 
-    def check_padding(self, mask: Tensor | None, name: str) -> None:
-        """Refuse padding that attention in a block was called with and the model's arguments did not say."""
-        if mask is None or self.mask is not None or self.plan.decoder or not self.plan.padding_from_model:
+    def check_padding(self, unseen: Tensor | None, name: str) -> None:
+        """Refuse padding, tokens `[batch, token]` that attention in a block may not attend to by a mask of this name,
+        which the model's arguments did not say."""
+        if unseen is None or self.mask is not None or self.plan.decoder or not self.plan.padding_from_model:
             return
-        hidden = mask < 0 if mask.is_floating_point() else mask.bool()
-        came = f"attention in a block took {name} that none holds: give padding= or attention_mask="
-        sentence = f"padding must be found in the model's arguments; {came}"
-        require(hidden.shape != self.batch.shape or not bool(hidden.any()), sentence, WatchError, "padding")
+        found = f"attention in a block took {name} that none holds: give padding= or attention_mask="
+        sentence = f"padding must be found in the model's arguments; {found}"
+        require(unseen.shape != self.batch.shape or not bool(unseen.any()), sentence, WatchError, "padding")
 
     def of_own_heads(self) -> OwnHeads:
         """What was read of the heads of this process, on the CPU."""
@@ -166,9 +166,9 @@ class AttentionReadings:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""
         if self.layers or not self.plan.wants_attention:
             return
-        came = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
+        found = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
         expected = f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves"
-        raise WatchError(f"{expected} was asked for; {came[0]} came: {UNSEEN}", subject="attention")
+        raise WatchError(f"{expected} was asked for; {found[0]} came: {UNSEEN}", subject="attention")
 
     def _is_certain(self, layer: int, attention: AttentionCall) -> bool:
         """True for self-attention of the block's tokens whose pattern can be read; others are noted."""
@@ -184,8 +184,8 @@ class AttentionReadings:
             between = f"in block {layer} {attention.altered_by} is between: watch metrics of tokens"
             raise WatchError(f"a pattern must come to the values as its softmax gave it; {between}", subject="pattern")
         elif layer in self.layers:
-            came = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
-            raise WatchError(f"a block must have one attention of its tokens to themselves; {came}", subject="blocks")
+            found = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+            raise WatchError(f"a block must have one attention of its tokens to themselves; {found}", subject="blocks")
         else:
             return True
         return False
@@ -214,8 +214,8 @@ class AttentionReadings:
                 pattern = attention.pattern().detach()
         elif self.plan.wants("scores"):
             name = next(metric.name for metric in self.plan.metrics if metric.of == "scores")
-            came = f"nothing says how block {layer} makes them: watch metrics of attention or tokens"
-            raise WatchError(f"{name} needs the scores of attention; {came}", subject="scores")
+            found = f"nothing says how block {layer} makes them: watch metrics of attention or tokens"
+            raise WatchError(f"{name} needs the scores of attention; {found}", subject="scores")
         if pattern is not None:
             self._read_pattern(layer, pattern, rest)
         if not self.plan.wants("heads"):
@@ -228,8 +228,8 @@ class AttentionReadings:
             assert self.projections is not None  # metrics of heads are asked for
             self.projections.head_outputs = self._without_heads(layer, attention.head_outputs(), 2)
         else:
-            came = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
-            raise WatchError(f"what each head adds needs the heads' outputs; {came}", subject="heads")
+            found = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
+            raise WatchError(f"what each head adds needs the heads' outputs; {found}", subject="heads")
 
     def _without_heads(self, layer: int, x: Tensor, axis: int) -> Tensor:
         """What heads give or add, with 0 for those that are left out."""
@@ -254,13 +254,13 @@ class AttentionReadings:
                 share, largest = miss.tolist()
                 if not self._are_right(Miss(share, largest, dtype)):  # the pattern may be read, and nothing of scores
                     for metric in (metric for metric in chosen if metric.of == "scores"):
-                        came = f"in block {layer} it misses by {share:.1e} of its size"
+                        found = f"in block {layer} it misses by {share:.1e} of its size"
                         expected = f"{metric.name} needs scores whose softmax, times the values, is what attention gave"
-                        raise WatchError(f"{expected}; {came}: watch metrics of attention or tokens", subject="scores")
+                        raise WatchError(f"{expected}; {found}: watch metrics of attention or tokens", subject="scores")
                     return []
             if attention.products is not None:
                 self.plan.known_scores[layer] = (scores.kind, calls)
-            packed = getattr(scores, "sequence", None) is not None  # then scores know the first key of each query's own
+            packed = scores.sequence is not None  # then scores know the first key of each query's own
             numbers = row_statistics(scores, None if packed else valid.to(torch.int8).argmax(-1, keepdim=True))
             statistics, sinks = numbers, sink_weights(scores, numbers)
             if not known:
@@ -304,9 +304,9 @@ class AttentionReadings:
         for rows, (share, largest) in zip(unchecked, misses, strict=True):
             if not self._are_right(Miss(share, largest, rows.dtype)):
                 self.plan.known_scores.clear()
-                came = f"in block {rows.layer} it now misses by {share:.1e} of its size: measure again"
+                found = f"in block {rows.layer} it now misses by {share:.1e} of its size: measure again"
                 sentence = "scores that gave what attention gave must still do so"
-                raise WatchError(f"{sentence}; {came}", subject="scores")
+                raise WatchError(f"{sentence}; {found}", subject="scores")
             if unit_of(rows.statistics.largest.dtype) * largest > COARSEST:  # the pattern itself is read the next time
                 self.plan.known_scores.pop(rows.layer, None)
         alike: dict[Any, list[WaitingRows]] = {}

@@ -5,49 +5,51 @@ the hidden states, or of four where tokens stand in rows and columns. Of several
 block took, and of these the one that the next block takes. Most put the batch first, `[batch, token, width]`: torch's
 and transformers' layers say which they do; of any other, attention in the first block shows it, since it mixes tokens.
 
-`plan.py` calls `layout_of`, `layout_is_known` and `tokens_in_rows_and_columns`; `model_call.py` calls
+`plan.py` calls `layout_of` and `tokens_in_rows_and_columns`; `model_call.py` calls
 `layout_in_attention`; `recorder.py` and the monitor call `hidden_states_in` for every block. `recorder.py` makes a
 `BlockChain` for each call, and calls `gave` when a block is left, `handed_on` and, if that says no, `took` when the
 next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require, require_one_of
-from rankscope.live.tensor_parallel import local_tokens
+from rankscope.live.processes import local_tokens
 
 Layout = Literal["batch first", "token first", "width second"]
-EXCHANGED: dict[Layout, tuple[int, int]] = {"batch first": (0, 0), "token first": (0, 1), "width second": (1, 2)}
+LAYOUTS: dict[Layout, tuple[str, tuple[int, int]]] = {
+    "batch first": ("[batch, token, width]", (0, 0)),
+    "token first": ("[token, batch, width]", (0, 1)),
+    "width second": ("[batch, width, token]", (1, 2)),
+}
+"""Of each layout, its axes, and the two that are exchanged to have those of the first."""
 # Blocks of transformers that take the token first, beside those with `batch_first=False`.
 TOKEN_FIRST = {"XLNetLayer", "fsmt.EncoderLayer", "fsmt.DecoderLayer", "Mask2FormerMaskedAttentionDecoderLayer"}
+CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
 ALIKE = 0.9  # cosine of what a block gives and the next takes, above which something small stands between
 
 
-def layout_of(modules: Sequence[nn.Module], layout: str | None) -> Layout:
-    """The layout that the user named, or else the one that the blocks, with all in them, declare.
+def layout_of(blocks: Sequence[nn.Module], modules: Sequence[nn.Module], layout: str | None) -> tuple[Layout, bool]:
+    """The layout of the hidden states of blocks, with these modules in them, and whether it is known: as the user named
+    it, or else as they declare; that is known where torch or transformers wrote the blocks.
 
-    >>> layout_of(list(nn.TransformerEncoderLayer(8, 2).modules()), None)
-    'token first'
+    >>> layer = nn.TransformerEncoderLayer(8, 2)
+    >>> layout_of([layer], list(layer.modules()), None)
+    ('token first', True)
     """
     if layout is not None:
-        require_one_of("layout", layout, get_args(Layout), WatchError)
-        return layout  # type: ignore[return-value]
-    kinds = set(map(type, modules))
-    declared = [part.__dict__["batch_first"] for part in modules if "batch_first" in part.__dict__]
-    declared += [getattr(kind, "batch_first", None) for kind in kinds]
-    names = {(kind.__name__, f"{kind.__module__.split('.')[-2:][0]}.{kind.__name__}") for kind in kinds}
-    named = any(not TOKEN_FIRST.isdisjoint(pair) for pair in names)  # by their names or with their packages
-    return "token first" if False in declared or named else "batch first"
-
-
-def layout_is_known(blocks: Sequence[nn.Module], layout: str | None) -> bool:
-    """True if the user named the layout, or whoever wrote the blocks says it (`layout_of`): torch or transformers."""
-    known = ("torch.nn.", "transformers.", "rankscope.")
-    return layout is not None or all(type(block).__module__.startswith(known) for block in blocks)
+        require_one_of("layout", layout, LAYOUTS, WatchError)
+        return layout, True  # type: ignore[return-value]
+    token_first = False in (vars(part).get("batch_first") for part in modules)
+    for kind in set(map(type, modules)):
+        names = (kind.__name__, f"{kind.__module__.split('.')[-2:][0]}.{kind.__name__}")
+        token_first |= getattr(kind, "batch_first", None) is False or not TOKEN_FIRST.isdisjoint(names)
+    known = all(type(block).__module__.startswith(("torch.nn.", "transformers.", "rankscope.")) for block in blocks)
+    return "token first" if token_first else "batch first", known
 
 
 def layout_in_attention(shape: Sequence[int], sizes: tuple[int, int, int] | None) -> Layout | None:
@@ -69,15 +71,14 @@ def layout_in_attention(shape: Sequence[int], sizes: tuple[int, int, int] | None
 
 def exchanged(x: Tensor, layout: Layout) -> Tensor:
     """`[batch, token, width]` of hidden states in this layout; or, since axes are exchanged, the other way round."""
-    return x.transpose(*EXCHANGED[layout])
+    return x.transpose(*LAYOUTS[layout][1])
 
 
 def tokens_in_rows_and_columns(modules: Sequence[nn.Module]) -> bool:
     """True if four axes would be `[batch, row, column, width]`, as in Swin; convolutions have channels second."""
-    channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
     kinds = set(map(type, modules))  # a model has few classes: each is asked once
-    linear, convolutional = (any(issubclass(kind, of) for kind in kinds) for of in (nn.Linear, channels))
-    return linear and not convolutional
+    linear = any(issubclass(kind, nn.Linear) for kind in kinds)
+    return linear and not any(issubclass(kind, CHANNELS_SECOND) for kind in kinds)
 
 
 def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
@@ -143,14 +144,14 @@ def rows_and_columns(shape: Sequence[int], sizes: Iterable[tuple[int, int]], blo
         WatchError: They are `[batch, token, stream, width]`, or `[batch, channel, row, column]`.
     """
     first, second, third, last = shape
-    came = f"{tuple(shape)} came"
+    found = f"received {tuple(shape)}"
     sentence = "blocks must take hidden states [batch, token, width]"
-    what = f"{came}, {second} tokens in {third} streams: watch no such model"
+    what = f"{found}, {second} tokens in {third} streams: watch no such model"
     require((first, second) not in sizes, f"{sentence}; {what}", WatchError, "blocks")
     linear = {part.in_features for part in block.modules() if isinstance(part, nn.Linear)}
     norms = {part.normalized_shape[-1] for part in block.modules() if isinstance(part, nn.LayerNorm)}
     sentence = "blocks must take tokens [batch, row, column, width]"
-    what = f"{came}, with {second} channels before rows and columns: name blocks inside of these with blocks="
+    what = f"{found}, with {second} channels before rows and columns: name blocks inside of these with blocks="
     wide = linear | norms
     require(second not in wide or last in wide, f"{sentence}; {what}", WatchError, "blocks")
     axes = "tokens in rows and columns, [batch, row, column, width]"
@@ -227,8 +228,8 @@ class BlockChain:
     def check(self, blocks: str) -> None:
         """Refuse blocks of which none takes what the one before gave; `blocks` says how they were chosen."""
         if self.broken and not self.linked and min(self.broken.values()) < ALIKE:
-            came = f"none of the {len(self.broken) + 1} {blocks} does, as branches of a layer: name whole layers"
-            raise WatchError(f"every block must take what the one before it gave; {came}", subject="blocks")
+            found = f"none of the {len(self.broken) + 1} {blocks} does, as branches of a layer: name whole layers"
+            raise WatchError(f"every block must take what the one before it gave; {found}", subject="blocks")
 
     def _usual_position(self, layer: int, fitting: Sequence[Tensor]) -> int:
         """Which of several tensors to take if the next block took none: as before, or the first."""

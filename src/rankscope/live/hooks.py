@@ -38,7 +38,7 @@ def is_traced() -> bool:
     functions: Any = torch._C._functorch
     if functions.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
         return True
-    return any(_mode(key) is not None for key in _TRACING_MODES)
+    return any(map(_mode, _TRACING_MODES))
 
 
 class Hook:
@@ -54,13 +54,9 @@ class Hook:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function and return what it returns; None (no change, for torch) if it is not to be called."""
-        if not self.if_traced and is_traced():
-            return None
-        if self.thread is not None and get_ident() != self.thread:
-            return None
-        if self.arguments is not None and len(args) != self.arguments:
-            return None
-        return self.function(*args)
+        elsewhere = self.thread is not None and get_ident() != self.thread
+        other = self.arguments is not None and len(args) != self.arguments
+        return None if elsewhere or other or (not self.if_traced and is_traced()) else self.function(*args)
 
     def __reduce__(self) -> Any:
         """A copied or pickled hook is a built-in function that does nothing: loading it needs no rankscope."""
@@ -90,8 +86,7 @@ class Hooks(ExitStack):
 
 def _ours(module: nn.Module) -> set[int]:
     """The keys of all hooks on a module that were attached here."""
-    entries = (entry for name in DICTIONARIES for entry in getattr(module, name).items())
-    return {key for key, hook in entries if isinstance(hook, Hook)}
+    return {k for name in DICTIONARIES for k, hook in getattr(module, name).items() if isinstance(hook, Hook)}
 
 
 def _without_ours(module: nn.Module, entries: "OrderedDict[int, Any]", _protocol: int) -> tuple[Any, ...]:

@@ -1,13 +1,12 @@
-"""What a watch leaves out of a model: layers and heads by number, branches, norms and skips by the names of modules.
+"""What a user names to be left out of a model: layers and heads by number, branches, norms and skips by their modules.
 
-`Watch.without` calls `choose`, which checks all that a user named. The `LeftOut` that it gives is part of the watch's
-plan: `without/` attaches hooks for it, `attention_readings.py` asks it for heads, and notes, manifest and the name of
-the variant have its words.
+`Watch.without` calls `choose`, which checks all of it. The `LeftOut` that it gives is part of the watch's plan
+(`plan.py`): `without/` attaches hooks for it, `attention_readings.py` asks it for heads, and notes, manifest and the
+name of the variant have its words.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeGuard
@@ -16,45 +15,10 @@ from torch import nn
 
 from rankscope.errors import WatchError, one_of, require
 from rankscope.live.modules import submodules
+from rankscope.live.plan import LeftOut, words_of
 
 HeadsOut = Mapping[int, Iterable[int]] | Iterable[tuple[int, int]]  # {layer: heads}, or pairs (layer, head)
 Names = str | Iterable[str]  # dotted names of modules; `*` stands for one step of a name
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """The parts that a watch leaves out of a model. Modules are listed by their dotted names."""
-
-    layers: frozenset[int] = frozenset()  # numbered from 1
-    heads: Mapping[int, frozenset[int]] = field(default_factory=dict)  # by layer, numbered from 0
-    branches: Mapping[str, nn.Module] = field(default_factory=dict)  # what they give becomes 0
-    norms: Mapping[str, nn.Module] = field(default_factory=dict)  # they give what they take
-    skips: Mapping[str, nn.Module] = field(default_factory=dict)  # what they give is not added to anything
-    asked: tuple[str, ...] = ()  # all of it in words, with names as the user wrote them
-
-    def __bool__(self) -> bool:
-        return bool(self.asked)
-
-    def beside(self, other: "LeftOut") -> "LeftOut":
-        """The parts that this choice or the other leaves out."""
-        heads = {
-            layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
-            for layer in sorted(self.heads.keys() | other.heads.keys())
-        }
-        branches, norms, skips = (
-            {**mine, **theirs} for mine, theirs in zip(self._modules, other._modules, strict=True)
-        )
-        asked = tuple(dict.fromkeys(self.asked + other.asked))
-        return LeftOut(self.layers | other.layers, heads, branches, norms, skips, asked)
-
-    @property
-    def words(self) -> list[str]:
-        """Everything that is left out, each part by its full name."""
-        return words_of(self.layers, self.heads, self._modules)
-
-    @property
-    def _modules(self) -> tuple[Mapping[str, nn.Module], ...]:
-        return self.branches, self.norms, self.skips
 
 
 def choose(
@@ -71,8 +35,14 @@ def choose(
     if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise WatchError(f"layers must be a list, as [3, 4]; got {layers!r}", subject="layers")
     chosen_layers = [_layer(layer, blocks, "layers") for layer in layers]
+    try:
+        by_layer: Any = heads.items() if isinstance(heads, Mapping) else ((layer, [head]) for layer, head in heads)
+        pairs = [(layer, head) for layer, some in by_layer for head in some]
+    except (TypeError, ValueError) as error:
+        expected = "{layer: heads}, as {1: [0, 3]}, or pairs, as [(1, 0), (1, 3)]"
+        raise WatchError(f"heads must be {expected}; got {heads!r}", subject="heads") from error
     chosen_heads: dict[int, set[int]] = {}
-    for layer, head in _pairs(heads):
+    for layer, head in pairs:
         if not _is_whole(head) or head < 0:
             raise WatchError(f"heads are numbered from 0; got {head!r} in layer {layer}", subject="heads")
         chosen_heads.setdefault(_layer(layer, blocks, "heads"), set()).add(int(head))
@@ -81,26 +51,15 @@ def choose(
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
     for name, norm in modules["norms"].items():
         sentence = "norms must name single norms, which then give what they take"
-        came = f"{name} is a {type(norm).__name__}: name it in branches="
-        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {came}", WatchError, "norms")
+        found = f"{name} is a {type(norm).__name__}: name it in branches="
+        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {found}", WatchError, "norms")
     in_lists = {part for block in blocks if isinstance(block, nn.ModuleList) for part in submodules(block)}
     for name, branch in modules["skips"].items():
         sentence = f"a skip can be left out in a layer that is one module; the layer of {name} is a list of parts"
         require(branch not in in_lists, sentence, WatchError, "skips")  # its output is made outside, known by its skips
-    by_layer = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
-    words = words_of(set(chosen_layers), by_layer, tuple(patterns.values()))
-    return LeftOut(frozenset(chosen_layers), by_layer, **modules, asked=tuple(words))
-
-
-def words_of(layers: Iterable[int], heads: Mapping[int, Iterable[int]], names: Iterable[Iterable[str]]) -> list[str]:
-    """Layers, heads by layer, and the `names` of branches, norms and skips, each part in words."""
-    words = [f"layer {layer}" for layer in sorted(layers)]
-    for layer, chosen in heads.items():
-        numbers = sorted(chosen)
-        words.append(f"head{'s' if numbers[1:] else ''} {', '.join(map(str, numbers))} of layer {layer}")
-    return words + [
-        f"{what} {name}" for what, of in zip(("branch", "norm", "skip around"), names, strict=True) for name in of
-    ]
+    heads_out = {layer: frozenset(some) for layer, some in sorted(chosen_heads.items())}
+    words = words_of(set(chosen_layers), heads_out, tuple(patterns.values()))
+    return LeftOut(frozenset(chosen_layers), heads_out, **modules, asked=tuple(words))
 
 
 def _patterns(names: Names, kind: str) -> list[str]:
@@ -123,8 +82,8 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
         raise WatchError(f"layers are numbered 1..{len(blocks)}; got {layer!r}", subject=what)
     block = blocks[layer - 1]
     if isinstance(block, nn.ModuleList):
-        came = f"layer {layer} is a list of parts: name these parts in branches="
-        raise WatchError(f"a layer must be a module that is called to be left out; {came}", subject=what)
+        found = f"layer {layer} is a list of parts: name these parts in branches="
+        raise WatchError(f"a layer must be a module that is called to be left out; {found}", subject=what)
     require(sum(candidate is block for candidate in blocks) == 1, several_layers(layer, block), WatchError, what)
     return int(layer)
 
@@ -133,20 +92,6 @@ def several_layers(layer: int, block: nn.Module) -> str:
     """The sentence for a block that is called more than once."""
     name = type(block).__name__
     return f"a block must be one layer to be left out, or its heads; the {name} of layer {layer} is several"
-
-
-def _pairs(heads: HeadsOut) -> Iterator[tuple[int, int]]:
-    """(layer, head) of all heads that a user named."""
-    items: Any = heads.items() if isinstance(heads, Mapping) else heads
-    try:
-        for layer, chosen in items:
-            if isinstance(heads, Mapping):
-                yield from ((layer, head) for head in chosen)
-            else:
-                yield layer, chosen
-    except (TypeError, ValueError) as error:
-        expected = "{layer: heads}, as {1: [0, 3]}, or pairs, as [(1, 0), (1, 3)]"
-        raise WatchError(f"heads must be {expected}; got {heads!r}", subject="heads") from error
 
 
 def _modules(model: nn.Module, kind: str, patterns: list[str]) -> dict[str, nn.Module]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,56 @@ def parts_in(blocks: Iterable[nn.Module]) -> list[nn.Module]:
     return list(dict.fromkeys(part for block in blocks for part in submodules(block) if part is not block))
 
 
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """What a model is, for a manifest: its class, size, dtypes and devices."""
+    weights = list(model.parameters())
+    config = getattr(model, "config", None)
+    return {
+        "fingerprint": None,
+        "architecture": None,
+        "model": {
+            "class": f"{type(model).__module__}.{type(model).__qualname__}",
+            "model_type": getattr(config, "model_type", None),
+            "parameters": sum(weight.numel() for weight in weights),
+            "dtypes": sorted({dtype_name(weight.dtype) for weight in weights}),
+            "devices": sorted({str(weight.device) for weight in weights}),
+        },
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype without its module, such as `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@runtime_checkable
+class BlockListener(Protocol):
+    """Follows the run of the blocks, for an observer that must know what goes into them."""
+
+    def block_entered(self, hidden_states: Tensor | None) -> None:
+        """A block is called with these hidden states, as the model holds them."""
+
+    def block_left(self, failed: bool) -> None:
+        """The block entered last has returned, or failed."""
+
+    def call_ended(self) -> None:
+        """The call of the model ended or was interrupted: forget blocks that were not left."""
+
+
+class WatchedBlocks(list[nn.Module]):
+    """The blocks that are watched, each once, with their model and those who follow their run."""
+
+    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        super().__init__(dict.fromkeys(blocks))
+        self.model = model
+        self.listeners: list[BlockListener] = []  # an observer's `attach` adds its own, and takes it away
+
+    def modules(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """The modules in the blocks, these among them; and all modules of the model."""
+        modules = submodules(*self, self.model)
+        return (modules if self.model in self else modules[: modules.index(self.model)]), modules
+
+
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[..., None], **options: bool) -> Iterator[None]:
     """Inside, every one of these modules has this forward hook."""
@@ -105,9 +155,9 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., None], **options: b
 
 def refuse_scripted(modules: Sequence[nn.Module]) -> None:
     """Refuse TorchScript, in which hooks do not fire; `modules` are those of a model, the model first."""
-    if any(issubclass(kind, torch.jit.ScriptModule) for kind in set(map(type, modules))):
-        scripted = next(module for module in modules if isinstance(module, torch.jit.ScriptModule))
-        name = next(name for name, part in modules[0].named_modules() if part is scripted)
+    scripted = [module for module in modules if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        name = next(name for name, part in modules[0].named_modules() if part is scripted[0])
         what = f"its part {name!r}" if name else "this model"
         sentence = f"{what} is a TorchScript module, in which hooks do not fire: watch it before it was scripted"
         raise WatchError(sentence, subject=name or "model")
@@ -122,8 +172,8 @@ def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[
     """
     if isinstance(blocks, Mapping):
         strange = [name for name in blocks if not isinstance(name, str) or not name or "/" in name]
-        came = f"got {strange[0]!r}" if strange else "received none"
-        sentence = f"blocks={{...}} must name each stack by a text without '/'; {came}"
+        found = f"got {strange[0]!r}" if strange else "received none"
+        sentence = f"blocks={{...}} must name each stack by a text without '/'; {found}"
         require(blocks and not strange, sentence, WatchError, "blocks")
         return dict(blocks)
     stack_names = list(stacks(model)) if blocks is None else []
@@ -144,23 +194,24 @@ def find_blocks(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, li
     ('layers', 3)
     """
     if blocks is None:
-        name, members = _only_stack(model)
+        by_name = stacks(model)
+        if len(by_name) != 1:
+            _refuse_stacks(model, by_name)
+        name, members = next(iter(by_name.items()))
+    elif isinstance(blocks, str):
+        name, members = _named(model, blocks)
     else:
-        name, members = _named(model, blocks) if isinstance(blocks, str) else ("", _listed(model, blocks))
+        name, members = "", _listed(model, blocks)
     return name, [uncompiled(block) for block in members]
 
 
-def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
-    """(name, blocks) of the model's stack; an error lists the candidates where there is not exactly one."""
-    by_name = stacks(model)
-    if len(by_name) == 1:
-        return next(iter(by_name.items()))
+def _refuse_stacks(model: nn.Module, by_name: Mapping[str, Sequence[nn.Module]]) -> NoReturn:
+    """Raise for a model that has none or several of these stacks, with the candidates."""
     what = type(model).__name__
     if by_name:
-        names = ", ".join(f"{name or 'the model'} ({_kinds(blocks)})" for name, blocks in by_name.items())
         first, second = list(by_name)[:2]
         several = f"watch and Monitor take several, {{'one': {first!r}, 'two': {second!r}}}"
-        holds = f"{what} holds {len(by_name)}: {names}: name one, as in blocks={first!r}; {several}"
+        holds = f"{what} holds {len(by_name)}: {_described(by_name)}: name one, as in blocks={first!r}; {several}"
         raise WatchError(f"blocks= must say which of several stacks of blocks is meant; {holds}", subject="blocks")
     candidates = dict(islice(_candidates(model), MOST_NAMED))
     could = f"{'; '.join(candidates.values())} could be: " if candidates else ""
@@ -170,10 +221,13 @@ def _only_stack(model: nn.Module) -> tuple[str, list[nn.Module]]:
 
 def describe_inner_stacks(name: str, blocks: Sequence[nn.Module]) -> str:
     """The stacks inside the blocks of the stack of this name, in words; empty if there are none."""
-    if not name:
-        return ""
-    inner = [stack for k, block in enumerate(blocks) for stack in _stacks_inside(f"{name}.{k}", block)]
-    return ", ".join(f"{dotted} ({_kinds(blocks)})" for dotted, blocks in inner[:MOST_NAMED] if blocks[1:])
+    inner = [stack for k, block in enumerate(blocks if name else ()) for stack in _stacks(f"{name}.{k}", block)]
+    return _described({dotted: members for dotted, members in inner[:MOST_NAMED] if members[1:]})
+
+
+def _described(by_name: Mapping[str, Sequence[nn.Module]]) -> str:
+    """Stacks by their names, in words."""
+    return ", ".join(f"{name or 'the model'} ({_kinds(members)})" for name, members in by_name.items())
 
 
 def _kinds(members: Sequence[nn.Module]) -> str:
@@ -202,8 +256,7 @@ def stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
     by_name = dict(_stacks("", model))
     if len(by_name) == 1:
         return by_name
-    with_attention = {name: members for name, members in by_name.items() if any(map(has_attention, members))}
-    return with_attention or by_name
+    return {name: members for name, members in by_name.items() if any(map(has_attention, members))} or by_name
 
 
 def has_attention(module: nn.Module) -> bool:
@@ -213,35 +266,30 @@ def has_attention(module: nn.Module) -> bool:
 
 
 def _stacks(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    """(dotted name, blocks) of the module itself if it is a stack, or of the stacks inside it. Inside a stack no other
-    is looked for, unless it has one block alone, which may hold the stack that is meant."""
-    if _could_be_blocks(members := _members(module)):
-        deeper = []
-        if len(members) == 1:  # a wrapper around the stack, or a stack of one
-            inner = _stacks_inside(name, module)
-            deeper = [(k, v) for k, v in inner if len(v) > 1 and any(map(has_attention, v))]
-        return deeper or [(name, members)]
-    return _stacks_inside(name, module)
+    """(dotted name, blocks) of the module itself if it is a stack, most of whose blocks are of one class, or of the
+    stacks inside it. Inside a stack no other is looked for, unless it has one block alone, which may hold the stack
+    that is meant."""
+    members = _members(module)
+    is_stack = bool(members) and all(any(part is not None for part in member._modules.values()) for member in members)
+    if is_stack:
+        most = max(Counter(type(uncompiled(member)) for member in members).values())
+        is_stack = 2 * most > len(members) or (2 * most == len(members) and len(members) >= 4)
+    inside: list[tuple[str, list[nn.Module]]] = []
+    if not is_stack or len(members) == 1:
+        for part, child in module.named_children():
+            if child._modules:
+                inside += _stacks(f"{name}.{part}".lstrip("."), child)
+    if not is_stack:
+        return inside
+    # Inside of one block alone: a wrapper around the stack, or a stack of one.
+    return [(k, v) for k, v in inside if len(v) > 1 and any(map(has_attention, v))] or [(name, members)]
 
 
 def _members(module: nn.Module) -> list[nn.Module]:
     """The modules in a list, whose entries may be None, or in a dictionary of numbers; none in any other module."""
-    if isinstance(module, nn.ModuleDict):
-        return [*module.values()] if all(key.isdigit() for key in module) else []
-    return [x for x in module if x is not None] if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-
-
-def _stacks_inside(name: str, module: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    composite = ((part, child) for part, child in module.named_children() if child._modules)
-    return [stack for part, child in composite for stack in _stacks(f"{name}.{part}".lstrip("."), child)]
-
-
-def _could_be_blocks(members: list[nn.Module]) -> bool:
-    """True for modules made of modules, most of them of one class."""
-    if not members or not all(any(part is not None for part in member._modules.values()) for member in members):
-        return False
-    most = max(Counter(type(uncompiled(member)) for member in members).values())
-    return 2 * most > len(members) or (2 * most == len(members) and len(members) >= 4)
+    numbered = isinstance(module, nn.ModuleDict) and all(key.isdigit() for key in module)
+    listed = numbered or isinstance(module, (nn.ModuleList, nn.Sequential))
+    return [x for x in module._modules.values() if x is not None] if listed else []
 
 
 def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
@@ -249,13 +297,12 @@ def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
     part = _part(model, name)
     if members := _members(part):
         return name, members
-    by_name = stacks(part)
-    if len(by_name) != 1:
-        names = ", ".join(f"{name}.{inner} ({_kinds(members)})" for inner, members in by_name.items()) or "none"
-        came = f"{name} is a {type(part).__name__} with {names}: name one of these, or give the blocks as a list"
-        raise WatchError(f"blocks= must name a stack of blocks, or a part with one in it; {came}", subject="blocks")
-    inner, members = next(iter(by_name.items()))
-    return f"{name}.{inner}", members
+    by_name = {f"{name}.{inner}": members for inner, members in stacks(part).items()}
+    if len(by_name) == 1:
+        return next(iter(by_name.items()))
+    found = f"{name} is a {type(part).__name__} with {_described(by_name) or 'none'}"
+    way = "name one of these, or give the blocks as a list"
+    raise WatchError(f"blocks= must name a stack of blocks, or a part with one in it; {found}: {way}", subject="blocks")
 
 
 def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Module]:

@@ -19,9 +19,10 @@ first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls 
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
+from inspect import Parameter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -30,20 +31,33 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require
 
-TOKEN_MASKS = ("attention_mask", "input_mask")  # 1 at tokens; the next are True at padding, then either
-PADDING_MASKS = ("src_key_padding_mask", "key_padding_mask", "encoder_padding_mask", "padding_mask")
-AMBIGUOUS_MASKS = ("mask",)
-DECODER_MASKS = ("decoder_attention_mask", "tgt_key_padding_mask")  # of a decoder beside an encoder
 BLOCK_MASKS = ("attention_mask", "to_mask")  # of four axes, which a block takes
-DOCUMENTED = {  # by library: masks of whose meaning it says the same in all its models
-    "torch": {"src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask"},
-    "transformers": {"attention_mask", "decoder_attention_mask", "input_mask"},
-}
 GIVE = "give padding= (True at padded tokens), or padding='none'"
 WRAPPED = {"args", "inputs", "input", "kwargs"}  # arguments of modules that pass them on to another
 DEEPEST = 3  # how deep dictionaries in dictionaries are searched
-KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _forwards: "WeakKeyDictionary[type[nn.Module], tuple[Any, _Forward]]" = WeakKeyDictionary()
+
+
+class MaskArgument(NamedTuple):
+    """What an argument means that may say which tokens are padding, by a mask `[batch, token]`."""
+
+    at_tokens: bool  # it is 1 at tokens, as a rule; else True at padding
+    documented: Mapping[str, bool] = {}  # `at_tokens` in all models of a library, by the library that says so
+    stack: str = ""  # "encoder" or "decoder" where it is about the tokens of that one alone
+    ambiguous: bool = False  # it is as often meant the other way round, and counts where nothing else is found
+
+
+MASKS = {  # the likeliest first
+    "attention_mask": MaskArgument(True, {"transformers": True}),
+    "input_mask": MaskArgument(True, {"transformers": False}),  # XLNet's
+    "src_key_padding_mask": MaskArgument(False, {"torch": False}),
+    "key_padding_mask": MaskArgument(False, {"torch": False}),
+    "encoder_padding_mask": MaskArgument(False, stack="encoder"),
+    "padding_mask": MaskArgument(False),
+    "mask": MaskArgument(False, ambiguous=True),
+    "decoder_attention_mask": MaskArgument(True, {"transformers": True}, "decoder"),
+    "tgt_key_padding_mask": MaskArgument(False, {"torch": False}, "decoder"),
+}
 
 
 class PaddingArgument(NamedTuple):
@@ -53,11 +67,11 @@ class PaddingArgument(NamedTuple):
     name: str
     opposite: Tensor | None = None  # the other way to read the mask, where both are possible
 
-    def settled_by(self, hidden: Tensor | None) -> "PaddingArgument | None":
+    def settled_by(self, unseen: Tensor | None) -> "PaddingArgument | None":
         """The reading that attention confirms, by the tokens `[batch, token]` that it hides from all; or None."""
-        hidden = torch.zeros_like(self.padding) if hidden is None else hidden.to(self.padding.device)
+        unseen = torch.zeros_like(self.padding) if unseen is None else unseen.to(self.padding.device)
         both = (self.padding, ~self.padding if self.opposite is None else self.opposite)
-        readings = [x for x in both if torch.equal(x, hidden)]
+        readings = [x for x in both if torch.equal(x, unseen)]
         return PaddingArgument(readings[0], self.name) if readings else None
 
 
@@ -71,16 +85,31 @@ class CallArguments(dict[str, Any]):
 
 
 class _Forward:
-    """The arguments of a `forward`. `inspect` binds them slowly, so that here they are bound where all have names."""
+    """The arguments of a `forward`, none if it has no signature. `inspect` binds them slowly, so that here they are
+    bound where all have names."""
 
     def __init__(self, forward: Any) -> None:
-        self.signature = inspect.signature(forward)
-        self.argument_names = list(self.signature.parameters)
-        of_kind = {kind: [name for name, of in self.signature.parameters.items() if of.kind is kind] for kind in KINDS}
-        self.positional = of_kind[inspect.Parameter.POSITIONAL_OR_KEYWORD]
-        self.names = [*self.positional, *of_kind[inspect.Parameter.KEYWORD_ONLY]]
-        self.further = next(iter(of_kind[inspect.Parameter.VAR_KEYWORD]), None)
-        self.all_named = len(self.names) + (self.further is not None) == len(self.signature.parameters)
+        try:
+            self.signature = inspect.signature(forward)
+        except (TypeError, ValueError):
+            self.signature = inspect.Signature()
+        named, by_name, rest = (
+            [name for name, argument in self.signature.parameters.items() if argument.kind is kind]
+            for kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
+        )
+        self.positional, self.names, self.further = named, named + by_name, "".join(rest)
+        self.all_named = len(self.names) + len(rest) == len(self.signature.parameters)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_Forward":
+        """What is known of a module's `forward`; that of a class is looked up once."""
+        if "forward" in vars(module):
+            return cls(module.forward)
+        kind = type(module)
+        known = _forwards.get(kind)
+        if known is None or known[0] is not kind.forward:
+            known = _forwards[kind] = kind.forward, cls(module.forward)
+        return known[1]
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments by their names, in the order of the signature."""
@@ -89,7 +118,7 @@ class _Forward:
         further = {name: value for name, value in kwargs.items() if name not in bound}
         if not self.all_named or len(bound) + len(further) < len(args) + len(kwargs) or (further and not self.further):
             return self.signature.bind_partial(*args, **kwargs).arguments
-        return bound | {self.further: further} if self.further and further else bound
+        return bound | {self.further: further} if further else bound
 
 
 def library_of(module: nn.Module) -> str:
@@ -103,8 +132,8 @@ def library_of(module: nn.Module) -> str:
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallArguments:
     """What a module was called with, by the names in its `forward`; arguments not passed are left out."""
     try:
-        bound = _forward(module).arguments(args, kwargs)
-    except (TypeError, ValueError):  # a forward without a signature, or a call that it will itself refuse
+        bound = _Forward.of(module).arguments(args, kwargs)
+    except TypeError:  # a forward without a signature, or a call that it will itself refuse
         bound = {}
     if bound.keys() <= WRAPPED and isinstance(inner := getattr(module, "module", None), nn.Module):
         return arguments_of(inner, args, kwargs)  # a wrapper, such as DistributedDataParallel
@@ -117,40 +146,20 @@ def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     return arguments
 
 
-def _forward(module: nn.Module) -> _Forward:
-    """What is known of a module's `forward`; that of a class is looked up once."""
-    if "forward" in vars(module):
-        return _Forward(module.forward)
-    kind = type(module)
-    known = _forwards.get(kind)
-    if known is None or known[0] is not kind.forward:
-        known = _forwards[kind] = kind.forward, _Forward(module.forward)
-    return known[1]
-
-
-def _argument_names(module: nn.Module) -> list[str]:
-    try:
-        return _forward(module).argument_names
-    except (TypeError, ValueError):
-        return []
-
-
 def mask_arguments_of(module: nn.Module, decoder: bool, of_encoder_too: bool) -> list[tuple[str, int]]:
     """(name, position) of the arguments of a module's `forward` that may say which tokens are padding."""
-    names = _argument_names(module)
-    known = _mask_names(decoder, of_encoder_too)
-    if type(module).__module__.startswith("torch.nn."):  # whose `mask` says which token sees which
-        known = tuple(name for name in known if name not in AMBIGUOUS_MASKS)
+    names = list(_Forward.of(module).signature.parameters)
+    unclear = library_of(module) == "torch"  # in torch's own modules `mask` says which token sees which
+    known = (name for name in _mask_names(decoder, of_encoder_too) if not (unclear and MASKS[name].ambiguous))
     return [(name, names.index(name)) for name in known if name in names]
 
 
-def _mask_names(decoder: bool, of_encoder_too: bool) -> tuple[str, ...]:
+def _mask_names(decoder: bool, of_encoder_too: bool) -> list[str]:
     """The names under which a module may be given the masks of the tokens of one stack in it, the likeliest first."""
-    usual = (*TOKEN_MASKS, *PADDING_MASKS, *AMBIGUOUS_MASKS)
     if not decoder:
-        return usual
-    own = tuple(name for name in usual if not name.startswith("encoder"))
-    return DECODER_MASKS if of_encoder_too else (*DECODER_MASKS, *own)
+        return [name for name, mask in MASKS.items() if mask.stack != "decoder"]
+    stacks = ("decoder",) if of_encoder_too else ("decoder", "")
+    return [name for stack in stacks for name, mask in MASKS.items() if mask.stack == stack]
 
 
 def find_padding(
@@ -160,32 +169,20 @@ def find_padding(
     the blocks, from the outside in, `block` the first block's. A `decoder` beside an encoder has masks of its
     own: under names that say so, or given to a module around it alone."""
     calls = calls[max((k for k, call in enumerate(calls) if getattr(call, "of_images", False)), default=0) :]
-    of_calls = [
-        (call, *pair) for call in calls
-        for pair in _masks(call, _mask_names(decoder, getattr(call, "of_encoder_too", True)))
-    ]  # fmt: skip
-    masks = [*of_calls, *((block, *pair) for pair in _masks(block, _mask_names(decoder, False)))]
-    argument = _of_shape([mask for mask in masks if mask[1] not in AMBIGUOUS_MASKS], shape)
-    if argument is None:
-        ambiguous = [mask for mask in masks if mask[1] in AMBIGUOUS_MASKS]
-        argument = _hidden_from_all(block, shape) or _of_shape(ambiguous, shape)
-    for _, name, mask in of_calls if argument is None else ():
-        came = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
-        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {came}"
-        require(name in AMBIGUOUS_MASKS or _is_triangle(mask), sentence, WatchError, name)
-    return argument
-
-
-def _of_shape(masks: Sequence[tuple[Mapping[str, Any], str, Tensor]], shape: Sequence[int]) -> PaddingArgument | None:
-    """The first mask, of (call, name, mask), that has the tokens' shape; one whose meaning is documented goes before
-    others."""
-    fitting = [
-        (name not in DOCUMENTED.get(getattr(call, "library", ""), ()), name, mask)
-        for call, name, mask in masks if mask.shape == tuple(shape)
-    ]  # fmt: skip
-    for undocumented, name, mask in sorted(fitting, key=itemgetter(0)):
-        if not undocumented or not _is_triangle(mask):
-            return _reading(name, mask, not undocumented)
+    given = [(call, getattr(call, "of_encoder_too", True), True) for call in calls] + [(block, False, False)]
+    masks = [
+        (name, mask, MASKS[name].documented.get(getattr(call, "library", "")), of_call)
+        for call, of_encoder_too, of_call in given
+        for name, mask in _masks(call, _mask_names(decoder, of_encoder_too))
+    ]
+    fitting = [mask for mask in masks if mask[1].shape == tuple(shape)]
+    clear, unclear = ([mask for mask in fitting if MASKS[mask[0]].ambiguous is which] for which in (False, True))
+    if (argument := _reading(clear) or _hidden_from_all(block, shape) or _reading(unclear)) is not None:
+        return argument
+    for name, mask, _, of_call in masks:
+        found = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
+        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {found}"
+        require(MASKS[name].ambiguous or not of_call or _is_triangle(mask), sentence, WatchError, name)
     return None
 
 
@@ -220,16 +217,22 @@ def _is_added(mask: Tensor) -> bool:
     return mask.is_floating_point() and (bool(((mask < 0) | (mask > 2)).any()) or not bool(mask.any()))
 
 
-def _reading(name: str, mask: Tensor, documented: bool) -> PaddingArgument:
-    """A mask `[batch, token]` of this name, read as padding."""
-    if _is_added(mask):
-        return PaddingArgument(mask < 0, name)
-    at_tokens = name.endswith("attention_mask") or (name == "input_mask" and not documented)  # XLNet's: at padding
-    usual = mask == 0 if at_tokens else mask != 0
-    if documented or bool(usual.all()):  # if all were padding, there would be nothing to compute
-        return PaddingArgument(usual if documented else ~usual, name)
-    possible, opposite_possible = _has_tokens(usual), _has_tokens(~usual)
-    return PaddingArgument(usual, name, None if possible and not opposite_possible else ~usual)
+def _reading(masks: Sequence[tuple[str, Tensor, bool | None, bool]]) -> PaddingArgument | None:
+    """The first of these masks `[batch, token]`, read as padding; those whose meaning is documented go before others. A
+    mask is (name, tensor, whether its library says that it is 1 at tokens, ...)."""
+    for name, mask, documented, _ in sorted(masks, key=lambda mask: mask[2] is None):
+        if documented is None and _is_triangle(mask):
+            continue
+        if _is_added(mask):
+            return PaddingArgument(mask < 0, name)
+        padding = mask == 0 if (MASKS[name].at_tokens if documented is None else documented) else mask != 0
+        if documented is not None:
+            return PaddingArgument(padding, name)
+        if bool(padding.all()):  # then there would be nothing to compute
+            return PaddingArgument(~padding, name)
+        certain = _has_tokens(padding) and not _has_tokens(~padding)
+        return PaddingArgument(padding, name, None if certain else ~padding)
+    return None
 
 
 def _has_tokens(padding: Tensor) -> bool:
@@ -267,10 +270,9 @@ def _of_visible(visible: Tensor) -> tuple[Tensor, bool]:
 
 def is_decoder(model: nn.Module, stack: str) -> bool:
     """True if this stack is the decoder of a model that is called with masks for encoder and decoder."""
-    names = _argument_names(model)
-    both = any(name in names for name in DECODER_MASKS)
-    takes_mask = "attention_mask" in names or "src_key_padding_mask" in names
-    return both and (is_decoder_name(stack) or not takes_mask)
+    names = _Forward.of(model).signature.parameters.keys()
+    both = any(name in names for name, mask in MASKS.items() if mask.stack == "decoder")
+    return both and (is_decoder_name(stack) or names.isdisjoint(("attention_mask", "src_key_padding_mask")))
 
 
 def is_decoder_name(stack: str) -> bool:
@@ -279,8 +281,7 @@ def is_decoder_name(stack: str) -> bool:
     >>> [is_decoder_name(name) for name in ("model.decoder.layers", "dec_blocks", "decay.layers", "encoder.block")]
     [True, True, False, False]
     """
-    words = [word for part in stack.lower().split(".") for word in part.split("_")]
-    return any(word == "dec" or word.startswith("decoder") for word in words)
+    return any(word == "dec" or word.startswith("decoder") for word in re.split(r"[._]", stack.lower()))
 
 
 def continues_from_cache(arguments: Mapping[str, Any]) -> bool:

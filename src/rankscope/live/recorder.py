@@ -34,15 +34,14 @@ from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention.head_outputs import OutputProjectionFinder, PartOfSum
 from rankscope.live.attention.multihead import attention_call, multihead_modules
-from rankscope.live.attention.observer import BlockListener
 from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.hidden_states import candidates_in, continuation, hidden_states_in, rows_and_columns, sizes_in
 from rankscope.live.model_call import CallReadings, FirstInput, ModelCall, WatchTotals
-from rankscope.live.modules import own_parameters
+from rankscope.live.modules import BlockListener, own_parameters
 from rankscope.live.padding import arguments_of, continues_from_cache
 from rankscope.live.plan import WatchPlan
-from rankscope.live.processes import in_trial_of_stage
+from rankscope.live.processes import TensorParallel, in_trial_of_stage, refuse_context_parallel, token_counts
 from rankscope.live.state_readings import (
     RoutingReadings,
     StateReadings,
@@ -51,7 +50,6 @@ from rankscope.live.state_readings import (
     dropout_of,
     routing_in,
 )
-from rankscope.live.tensor_parallel import TensorParallel, refuse_context_parallel, token_counts
 
 CACHED = "it went on from a cache"
 EVALUATION = "it was in eval mode, as an evaluation"

@@ -12,18 +12,17 @@ What happens, file by file: `watch` makes a `WatchPlan` for each stack of blocks
 encoder and a decoder, each stack has its own layers, its own tokens and its own padding, as if it were watched alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require
-from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.left_out import HeadsOut, Names, choose
-from rankscope.live.modules import Blocks, NamedStacks, is_compiled, refuse_scripted, submodules, uncompiled
-from rankscope.live.plan import Layers, Mask, Padding, make_plans
+from rankscope.live.modules import is_compiled, refuse_scripted, submodules, uncompiled
+from rankscope.live.plan import Layers, WatchOptions, make_plans
 from rankscope.live.stack_watch import AS_GIVEN, StackWatch
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS, Profile
@@ -36,13 +35,8 @@ def watch(
     metrics: MetricsLike = DEFAULT_METRICS,
     layers: Layers = None,
     *,
-    blocks: Blocks | NamedStacks | None = None,
-    padding: Padding = "model",
-    attention_mask: Mask = None,
-    layout: str | None = None,
-    keep: str | Sequence[str] = (),
     variant: str = AS_GIVEN,
-    attention: Sequence[AttentionObserver] = OBSERVERS,
+    **options: Unpack[WatchOptions],
 ) -> "Watch":
     """Return a context manager in which every call of the model is measured.
 
@@ -55,19 +49,9 @@ def watch(
         metrics: Metrics of tokens, of attention, of what each head adds (`head_mu`), or of how a mixture of
             experts routes its tokens (`expert_load`), by name or as a `Metric`.
         layers: Which of the layers 0..L to measure; all if None. Of several stacks each may have its own, as
-            `{"encoder": [0, 6], "decoder": [0, 4]}`; so may `padding` and `attention_mask`.
-        blocks: The stack of blocks where it is not found by itself: a dotted name, or a list of names or modules; or
-            several stacks by name, `{"text": "text_model.layers", "image": "vision_model.layers"}`. Two stacks, such
-            as an encoder and a decoder, are found and measured side by side.
-        padding: `[batch, token]`, True at padded tokens; "model" to take the mask that the model is called
-            with; "none" to count every token.
-        attention_mask: `[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`.
-        layout: "batch first" or "token first" where blocks do not say.
-        keep: "states", "attention" or both: whole tensors, brought to the CPU; "embeddings": the mean of each sample's
-            tokens, for `rankscope.metrics.samples`.
+            `{"encoder": [0, 6], "decoder": [0, 4]}`.
         variant: The name of the model in the table.
-        attention: The ways to see attention, of which the first that applies is used; put one of your own
-            before the built-in ones, `[Mine(), *rankscope.live.OBSERVERS]`.
+        options: `blocks`, `padding`, `attention_mask`, `layout`, `keep` and `attention`, as `WatchOptions` says.
 
     Returns:
         A `Watch`: enter it, call the model, and ask for `profile()`.
@@ -88,10 +72,7 @@ def watch(
     modules = submodules(model)
     refuse_scripted(modules)
     inner, compiled = uncompiled(model), is_compiled(modules)
-    plans = make_plans(
-        inner, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask, layout=layout,
-        keep=keep, attention=attention, modules=modules,
-    )  # fmt: skip
+    plans = make_plans(inner, metrics, layers, modules=modules, **options)
     modules = modules if inner is model else submodules(inner)
     watches = {
         name: StackWatch(inner, plan, compiled=compiled, modules=(plan.in_blocks, modules))

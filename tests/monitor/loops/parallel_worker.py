@@ -28,7 +28,7 @@ from rankscope import Monitor
 from rankscope.errors import RankscopeError, WatchError
 from rankscope.live import processes
 from rankscope.live.attention_readings import AttentionReadings
-from rankscope.live.tensor_parallel import tensor_parallel_of
+from rankscope.live.processes import tensor_parallel_of
 from tests.monitor.loops import llama, nanogpt
 from tests.raising import raises
 

@@ -4,15 +4,10 @@
 """
 
 from rankscope.live.attention.multihead import MultiheadModules
-from rankscope.live.attention.observer import (
-    AttentionCall,
-    AttentionObserver,
-    OnAttention,
-    SelfReportingBlocks,
-    WatchedBlocks,
-)  # fmt: skip
+from rankscope.live.attention.observer import AttentionCall, AttentionObserver, OnAttention, SelfReportingBlocks
 from rankscope.live.attention.torch_functions import TorchFunctions
 from rankscope.live.attention.transformers_interface import TransformersInterface
+from rankscope.live.modules import WatchedBlocks
 from rankscope.plugins import Group, InOrder
 
 SHIPPED = (SelfReportingBlocks(), MultiheadModules(), TransformersInterface(), TorchFunctions())

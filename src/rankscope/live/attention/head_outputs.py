@@ -24,7 +24,7 @@ from rankscope.live.attention.row_statistics import pattern_of
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import isolated
 from rankscope.live.modules import submodules
-from rankscope.live.tensor_parallel import SAMPLED, TensorParallel, local_part
+from rankscope.live.processes import SAMPLED, TensorParallel, local_part
 from rankscope.metrics import unit_of
 from rankscope.shapes import Float
 
@@ -76,16 +76,16 @@ def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tens
 def check_sum(total: Tensor, output: Tensor, dtype: torch.dtype, where: str) -> None:
     """Refuse a sum of what heads add that is not the output of the projection `where`, which was given in `dtype`."""
     if miss := _miss(total, output, dtype, 1e-300):
-        came = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
-        raise WatchError(f"what the heads of {where} add must sum to its output; {came}", subject="heads")
+        found = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
+        raise WatchError(f"what the heads of {where} add must sum to its output; {found}", subject="heads")
 
 
 def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) -> None:
     """Refuse a pattern that, times the values, is not the output that attention gave; `what` says whose."""
     product = pattern @ values.to(pattern.dtype)
     if miss := _miss(product, output.detach().to(pattern.dtype), output.dtype, 1e-30):
-        came = f"it misses by {miss:.1e} of its size, as a pattern changed in place does: watch metrics of tokens"
-        raise WatchError(f"the pattern times the values must be what {what} gave; {came}", subject="pattern")
+        found = f"it misses by {miss:.1e} of its size, as a pattern changed in place does: watch metrics of tokens"
+        raise WatchError(f"the pattern times the values must be what {what} gave; {found}", subject="pattern")
 
 
 class Miss(NamedTuple):
@@ -122,8 +122,8 @@ def scores_miss(scores: AnyScores, products: Products, valid: Tensor | None) -> 
     product, expected = (x.detach().to(wide).reshape(*x.shape[:2], x.shape[2], -1) for x in (product, output))
     both = torch.stack([product - expected, expected])  # [missing or size, batch, row, head, d]
     if valid is not None:
-        hidden = ~valid[:, rows].to(output.device)[:, :, None, None]
-        both, largest = both.masked_fill(hidden, 0.0), largest.masked_fill(hidden[..., 0].transpose(1, 2), 0.0)
+        padded = ~valid[:, rows].to(output.device)[:, :, None, None]
+        both, largest = both.masked_fill(padded, 0.0), largest.masked_fill(padded[..., 0].transpose(1, 2), 0.0)
     missing, size = torch.linalg.vector_norm(both, dim=(1, 2, 4))
     shares = (missing / size.clamp(min=1e-30)).nan_to_num(0.0).max()
     return torch.stack([shares, largest.nan_to_num(0.0, 0.0).max().to(shares)]), output.dtype
@@ -202,8 +202,8 @@ class OutputProjectionFinder:
         with isolated(x.device):
             self.head_outputs = None
             W = weight_of(linear)
-            came = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
-            sentence = f"what each head adds needs the weight of the output projection; {came}"
+            found = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
+            sentence = f"what each head adds needs the weight of the output projection; {found}"
             require(W.shape == (x.shape[-1], y.shape[-1]), sentence, WatchError, "heads")
             contributions, part = contributions_of(heads, W), None
             if self.together is not None and self.together.is_split_by_rows(linear):
@@ -229,8 +229,8 @@ class OutputProjectionFinder:
     def block_left(self, block: nn.Module) -> None:
         """The block has returned: its output projection must have been found by now."""
         self.projected = None
-        came = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
-        sentence = f"what each head adds needs the output projection; {came}"
+        found = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
+        sentence = f"what each head adds needs the output projection; {found}"
         require(self.head_outputs is None, sentence, WatchError, "heads")
 
     def module_called(self, module: nn.Module, args: Any, output: Any) -> None:

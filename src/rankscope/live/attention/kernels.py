@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import wraps
 from pkgutil import resolve_name
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from rankscope.live.attention.row_statistics import HELD
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import Replacements, isolated
 from rankscope.live.modules import submodules
-from rankscope.live.tensor_parallel import local_part
+from rankscope.live.processes import local_part
 
 OnFlexAttention = Callable[["FlexAttention"], None]
 _reports = Replacements()  # names that hold flex attention hold one that reports its calls
@@ -37,17 +37,19 @@ _reports = Replacements()  # names that hold flex attention hold one that report
 class ScaledDotProduct:
     """The output of a call, and its arguments under torch's names and with torch's meaning."""
 
+    positions: ClassVar = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # the others have names
     altered_by: str | None = None  # nothing comes between this pattern and its values
+    by_kernel = True
 
-    def __init__(
-        self, output: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-        dropout_p: float | int = 0.0, is_causal: bool = False, scale: float | int | None = None,
-        enable_gqa: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, output: Tensor, *args: Any, **named: Any) -> None:
+        options = dict(zip(self.positions, args, strict=False)) | named
+        query, key, value = (options[name] for name in ("query", "key", "value"))
         self.given = (output, query, key)  # of a `DTensor` this process has some heads, which it attends with
         self.output, self.query, self.key, self.value = map(local_part, (output, query, key, value))
-        self.mask, self.dropout, self.causal, self.scale = attn_mask, dropout_p, is_causal, scale
-        self.grouped = enable_gqa
+        self.mask, self.dropout = options.get("attn_mask"), options.get("dropout_p", 0.0)
+        self.causal, self.scale = options.get("is_causal", False), options.get("scale")
+        self.grouped = options.get("enable_gqa", False)
+        self.score_mod, self.block_mask = options.get("score_mod"), options.get("block_mask")  # of flex attention
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -82,9 +84,9 @@ class ScaledDotProduct:
         if self.mask is None or self.mask.ndim < 3:  # the same for every sample: no padding
             return None
         mask = self.mask.detach()[(None,) * (self.query.ndim - self.mask.ndim)]
-        hidden = (mask < -1e3 if mask.is_floating_point() else ~mask).all(-2)
-        hidden = hidden.flatten(1, -2).all(1) if hidden.ndim > 2 else hidden
-        return hidden.expand(self.sizes[0], self.sizes[2])
+        unseen = (mask < -1e3 if mask.is_floating_point() else ~mask).all(-2)
+        unseen = unseen.flatten(1, -2).all(1) if unseen.ndim > 2 else unseen
+        return unseen.expand(self.sizes[0], self.sizes[2])
 
     def scores(self) -> AttentionScores:
         """How the kernel made its scores."""
@@ -97,18 +99,17 @@ class ScaledDotProduct:
         if variant is not None:  # a causal bias of torch.nn.attention.bias, which need not be made
             mask, causal = None, True
             offset = key.shape[-2] - query.shape[-2] if variant.name == "LOWER_RIGHT" else 0
-        return AttentionScores(
-            query=by_head(query), key=by_head(key), scale=self.scale, causal=causal, offset=offset,
-            mask=None if mask is None else self._mask_by_head(mask.detach()), modified=self._rows_modified(),
-        )  # fmt: skip
+        mask = None if mask is None else mask.detach()
+        if mask is not None and mask.ndim > 2 and self.output.ndim != 4:  # with the axes of scores, or fewer
+            shared = all(size == 1 for size in mask.shape[1:-2]) and mask.ndim == self.output.ndim
+            mask = by_head(mask if shared else mask.expand(*samples, *mask.shape[-2:]))
+        options: Any = {"scale": self.scale, "causal": causal, "offset": offset, "modified": self._rows_modified()}
+        return AttentionScores(query=by_head(query), key=by_head(key), mask=mask, **options)
 
     @property
     def products(self) -> Products | None:
         """What rows of a pattern give beside what the kernel gave; None with dropout."""
-        return None if self.dropout else self._products
-
-    def _products(self, rows: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-        return values_product(self._values(), self.head_outputs())(rows, P)
+        return None if self.dropout else lambda rows, P: values_product(self._values(), self.head_outputs())(rows, P)
 
     def _values(self) -> Tensor:
         """The values `[batch, group, key, d]`."""
@@ -123,13 +124,6 @@ class ScaledDotProduct:
         """What changes scores of some rows, beside scale and mask; flex attention has it."""
         return None
 
-    def _mask_by_head(self, mask: Tensor) -> Tensor:
-        """The mask with the axes of scores, `[batch, head, query, key]`, or with fewer that broadcast to these."""
-        if mask.ndim < 3 or self.output.ndim == 4:
-            return mask
-        shared = all(size == 1 for size in mask.shape[1:-2]) and mask.ndim == self.output.ndim
-        return by_head(mask if shared else mask.expand(*self.output.shape[:-2], *mask.shape[-2:]))
-
     def _taken(self, x: Tensor) -> Tensor:
         """x as the kernel took it under autocast."""
         return x.detach().to(self.output.dtype)
@@ -138,13 +132,7 @@ class ScaledDotProduct:
 class FlexAttention(ScaledDotProduct):
     """The output and arguments of a call of flex attention; `options` do not change the result."""
 
-    def __init__(
-        self, output: Tensor, query: Tensor, key: Tensor, value: Tensor,
-        score_mod: Callable[..., Tensor] | None = None, block_mask: Any = None, scale: float | None = None,
-        enable_gqa: bool = False, *options: Any, **named_options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(output, query, key, value, scale=scale, enable_gqa=enable_gqa)
-        self.score_mod, self.block_mask = score_mod, block_mask
+    positions: ClassVar = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa")
 
     def _rows_modified(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """`score_mod`, then minus infinity where `mask_mod` says that a query does not see a key."""

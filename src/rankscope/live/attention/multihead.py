@@ -5,9 +5,9 @@ dropout: the first call stays as it is. What each head adds is `P_h V_h W_h`, wi
 W the output projection.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -51,7 +51,8 @@ def attention_call(
 ) -> AttentionCall:
     """What to report of a module's call: pattern and contributions, from a second call if asked for, and scores where
     its `output` is known."""
-    second_call = cache(lambda: _call_again(module, args, kwargs))
+    arguments = arguments_of(module, args, kwargs)
+    second_call = cache(lambda: _call_again(module, arguments))
 
     def contributions() -> Tensor:
         pattern, value, output = second_call()
@@ -60,36 +61,36 @@ def attention_call(
             check_contributions(added, module.out_proj.bias, output, type(module).__name__)
         return added
 
-    arguments = arguments_of(module, args, kwargs)
     query, key, mask = (arguments.get(name) for name in ("query", "key", "key_padding_mask"))
-    sizes = None
+    unseen = None if mask is None else mask < 0 if mask.is_floating_point() else mask.bool()
+    known: Any = {"hidden_tokens": lambda: unseen, "contributions": contributions}
     if isinstance(query, Tensor) and isinstance(key, Tensor) and query.ndim == 3:
         batch, token = (0, 1) if module.batch_first else (1, 0)
-        sizes = (query.shape[batch], query.shape[token], key.shape[token])
-    hidden = None if mask is None else mask < 0 if mask.is_floating_point() else mask.bool()
-    projected = None if output is None or sizes is None else ProjectedHeads(module, arguments, output)
-    return AttentionCall(
-        pattern=lambda: second_call()[0], contributions=contributions, sizes=sizes, hidden_tokens=lambda: hidden,
-        scores=None if projected is None else projected.scores,
-        products=None if projected is None or (module.training and module.dropout) else projected.products,
-    )  # fmt: skip
+        known["sizes"] = (query.shape[batch], query.shape[token], key.shape[token])
+        if output is not None:
+            projected = ProjectedHeads(module, arguments, output.detach())
+            known["scores"] = projected.scores
+            known["products"] = None if module.training and module.dropout else projected.products
+    return AttentionCall(pattern=lambda: second_call()[0], **known)
 
 
+@dataclass(frozen=True)
 class ProjectedHeads:
     """Queries, keys and values of a module's call, projected once more, in the dtype of the output that it gave."""
 
-    def __init__(self, module: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Tensor) -> None:
-        self.module, self.arguments, self.output = module, arguments, output.detach()
+    module: nn.MultiheadAttention
+    arguments: Mapping[str, Any]  # by name
+    output: Tensor
 
     def scores(self) -> AttentionScores | None:
         """How the module makes its scores; None if it has keys of its own."""
-        module, kwargs = self.module, self.arguments
+        module = self.module
         if module.bias_k is not None or module.add_zero_attn:
             return None
         query, key = self._heads("query", 0), self._heads("key", 1)
-        mask, padding = (kwargs.get(name) for name in ("attn_mask", "key_padding_mask"))
+        mask, padding = (self.arguments.get(name) for name in ("attn_mask", "key_padding_mask"))
         if mask is not None:
-            mask = mask.detach() if mask.is_floating_point() else ~mask.detach()  # torch's is True at what is hidden
+            mask = mask.detach() if mask.is_floating_point() else ~mask.detach()  # torch's is True at what is unseen
             mask = mask.reshape(query.shape[0], -1, *mask.shape[-2:]) if mask.ndim == 3 else mask
         if padding is None:
             return AttentionScores(query=query, key=key, mask=mask)
@@ -126,13 +127,10 @@ def _input_projection(module: nn.MultiheadAttention, part: int, dtype: torch.dty
     return weight.detach().to(dtype), bias
 
 
-def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _call_again(module: nn.MultiheadAttention, arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Pattern, values taken `[batch, token, width]` and output of the same call without gradients and dropout."""
-    call = inspect.signature(module.forward).bind(*args, **kwargs)
-    call.apply_defaults()
-    arguments = {**call.arguments, "need_weights": True, "average_attn_weights": False}
     with torch.no_grad(), without_dropout(module):
-        output, pattern = module.forward(**arguments)
+        output, pattern = module.forward(**{**arguments, "need_weights": True, "average_attn_weights": False})
     assert pattern is not None
     value = arguments["value"].detach()
     if output.ndim == 2:

@@ -7,7 +7,7 @@ metrics off it. The built-in observers are written in the same way, in this file
 its neighbours; `attention/__init__.py` lists them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import Hook
-from rankscope.live.modules import submodules
+from rankscope.live.modules import WatchedBlocks
 from rankscope.shapes import Bool, Float
 
 Products = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # see `AttentionCall`
@@ -70,34 +70,6 @@ class AttentionCall:
 
 
 OnAttention = Callable[[AttentionCall], None]
-
-
-@runtime_checkable
-class BlockListener(Protocol):
-    """Follows the run of the blocks, for an observer that must know what goes into them."""
-
-    def block_entered(self, hidden_states: Tensor | None) -> None:
-        """A block is called with these hidden states, as the model holds them."""
-
-    def block_left(self, failed: bool) -> None:
-        """The block entered last has returned, or failed."""
-
-    def call_ended(self) -> None:
-        """The call of the model ended or was interrupted: forget blocks that were not left."""
-
-
-class WatchedBlocks(list[nn.Module]):
-    """The blocks that are watched, each once, with their model and those who follow their run."""
-
-    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        super().__init__(dict.fromkeys(blocks))
-        self.model = model
-        self.listeners: list[BlockListener] = []  # an observer's `attach` adds its own, and takes it away
-
-    def modules(self) -> tuple[list[nn.Module], list[nn.Module]]:
-        """The modules in the blocks, these among them; and all modules of the model."""
-        modules = submodules(*self, self.model)
-        return (modules if self.model in self else modules[: modules.index(self.model)]), modules
 
 
 @runtime_checkable

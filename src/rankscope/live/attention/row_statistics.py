@@ -38,17 +38,21 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     """
     if isinstance(scores, AttentionScores):
         query, key = scores.query, scores.key
-        came = f"queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype} came"
+        found = f"received queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype}"
         of_axes = query.ndim == key.ndim == 4 and query.shape[-1] == key.shape[-1] and len(query) == len(key)
         fit = of_axes and query.is_floating_point() and key.numel() and query.numel()
-        sentence = f"queries and keys must be [batch, head, token, d], not empty; {came}"
+        sentence = f"queries and keys must be [batch, head, token, d], not empty; {found}"
         require(fit, sentence, WatchError, "query")
-        sentence = f"each head of keys must serve as many heads of queries; {came}"
+        sentence = f"each head of keys must serve as many heads of queries; {found}"
         require(not query.shape[1] % key.shape[1], sentence, WatchError, "heads")
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)
     with torch.no_grad():
-        statistics = _fused(scores, first)
+        statistics = None
+        if isinstance(scores, AttentionScores) and scores.query.is_cuda and find_spec("triton") is not None:
+            from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
+
+            statistics = fused_row_statistics(scores, first) if is_fused(scores) else None
         if statistics is None:
             several = max(1, HELD // max(1, batch * heads * keys))
             blocks = torch.split(torch.arange(queries, device=scores.device), several)
@@ -70,31 +74,23 @@ def pattern_of(
     s: Float[Tensor, "batch head row key"], sinks: Float[Tensor, " head"] | None
 ) -> Float[Tensor, "batch head row key"]:
     """The rows of the pattern P that these rows of scores make; of a query that sees no key, zeros."""
-    log_sum = s.logsumexp(-1, keepdim=True)
-    if sinks is not None:
-        log_sum = torch.logaddexp(log_sum, sinks.to(s)[:, None, None])
-    return (s - log_sum).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    return (s - _log_sums(s, sinks)[..., None]).exp().masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0.0)
 
 
-def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
-    """The numbers by the kernel for GPUs; None where it does not apply."""
-    if not isinstance(scores, AttentionScores) or not scores.query.is_cuda or find_spec("triton") is None:
-        return None
-    from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
-
-    return fused_row_statistics(scores, first) if is_fused(scores) else None
+def _log_sums(s: Tensor, sinks: Tensor | None) -> Float[Tensor, "batch head row"]:
+    """`log sum_j e^{s_ij}` of rows of scores, a sink among the keys."""
+    log_sum = s.logsumexp(-1)
+    return log_sum if sinks is None else torch.logaddexp(log_sum, sinks.to(s)[:, None])
 
 
 def _of_rows(scores: AnyScores, at: Tensor, first: Tensor) -> tuple[Tensor, ...]:
     """The numbers of the rows at these positions, in the order of `RowStatistics`; `square` is of the keys alone."""
     s = scores.rows(at)
-    log_sum = s.logsumexp(-1)
-    if scores.sinks is not None:
-        sink = scores.sinks.to(s)[:, None]
-        log_sum = torch.logaddexp(log_sum, sink)
+    log_sum = _log_sums(s, scores.sinks)
     p = (s - log_sum[..., None]).exp()
     mean = torch.where(p > 0, p * s, 0.0).sum(-1)
     if scores.sinks is not None:
+        sink = scores.sinks.to(s)[:, None]
         mean = mean + (sink - log_sum).exp() * sink
     at_first = p.gather(-1, first[:, None, :, None].expand(*p.shape[:-1], 1))[..., 0]
     largest = s.amax(-1)

@@ -68,9 +68,9 @@ class AttentionScores:
         ends = cu_seqlens.to(query.device, torch.long)
         fits = ends.ndim == 1 and len(ends) > 1 and query.ndim == key.ndim == 3 and len(query) == len(key)
         if not fits or ends[0] != 0 or ends[-1] != len(query) or bool((ends.diff() < 0).any()):
-            came = f"queries {tuple(query.shape)}, keys {tuple(key.shape)} and {ends.tolist()} came"
+            found = f"queries {tuple(query.shape)}, keys {tuple(key.shape)} and {ends.tolist()} came"
             expected = "packed tokens must be [total, head, d], and cu_seqlens rise from 0 to their number"
-            raise WatchError(f"{expected}; {came}", subject="cu_seqlens")
+            raise WatchError(f"{expected}; {found}", subject="cu_seqlens")
         sequence = torch.repeat_interleave(torch.arange(len(ends) - 1, device=query.device), ends.diff())
         query, key = (x.transpose(0, 1)[None] for x in (query, key))
         return cls(query=query, key=key, sequence=sequence[None], **options)
@@ -112,13 +112,13 @@ class AttentionScores:
 
     def of_keys(self, keys: Bool[Tensor, "batch key"]) -> "AttentionScores":
         """These scores where queries see no other keys than these."""
-        hidden, modified = ~keys[:, None, None], self.modified
+        unseen, modified = ~keys[:, None, None], self.modified
         if self.mask is None:
-            return replace(self, mask=~hidden)
+            return replace(self, mask=~unseen)
 
         def also_hidden(scores: Tensor, at: Tensor) -> Tensor:
             changed = scores if modified is None else modified(scores, at)
-            return changed.masked_fill(hidden, -torch.inf)
+            return changed.masked_fill(unseen, -torch.inf)
 
         return replace(self, modified=also_hidden)
 
@@ -163,6 +163,7 @@ class WrittenScores:
     scores: Float[Tensor, "batch head query key"]
     keys: Bool[Tensor, "batch key"] | None = None  # those that queries see; None for all
     sinks: None = None
+    sequence: None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -22,7 +22,7 @@ from rankscope.live.attention.head_outputs import by_head, check_pattern
 from rankscope.live.attention.scores import WrittenScores
 from rankscope.live.hidden_states import times_changed
 from rankscope.live.hooks import isolated
-from rankscope.live.tensor_parallel import local_part
+from rankscope.live.processes import local_part
 
 SOFTMAX = {"softmax", "special_softmax"}
 PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
@@ -37,6 +37,8 @@ class WrittenSoftmax:
     """One softmax written out: its scores, the pattern it gave, and what that was multiplied with. The pattern is
     `[batch, head, query, key]`, or `[batch * head, query, key]` with the number of `heads`, if known; `certain` says
     that queries and keys are known to come both from the block's tokens."""
+
+    by_kernel = False
 
     def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
         self.logits = local_part(scores.detach())

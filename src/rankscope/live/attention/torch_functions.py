@@ -24,7 +24,7 @@ from rankscope.live.attention.kernels import ScaledDotProduct, flex_attention_re
 from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
 from rankscope.live.attention.softmax import FollowedTensors, SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
 from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
-from rankscope.live.tensor_parallel import conversions_followed
+from rankscope.live.processes import conversions_followed
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention
 ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)  # one function, by each of its names
@@ -139,7 +139,6 @@ class FunctionTracer(TorchFunctionMode):
         remark = "attention whose queries and keys cannot both be followed back to the block's tokens"
         if call.head_width == call.sizes[1]:
             remark += " (heads are as wide as there are tokens: call it on another number of them)"
-        parts: Any = {"pattern": call.pattern, "head_outputs": call.head_outputs, "sizes": call.sizes}
-        parts |= {"altered_by": call.altered_by, "hidden_tokens": call.hidden_tokens}
-        parts |= {"scores": call.scores, "products": call.products, "by_kernel": isinstance(call, ScaledDotProduct)}
+        names = ("pattern", "head_outputs", "sizes", "altered_by", "hidden_tokens", "scores", "products", "by_kernel")
+        parts: Any = {name: getattr(call, name) for name in names}
         self.on_attention(AttentionCall(**parts, self_attention=self_attention, remark=remark))

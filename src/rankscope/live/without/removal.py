@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from threading import get_ident
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -71,25 +72,25 @@ class Removal:
         if out.branches or out.skips:
             hooks.enter_context(self.tracer)
         for name, norm in out.norms.items():
-            self._pass_on(hooks, norm, partial(self._entered, f"norm {name}"), self._norm_output)
-        for kind, after in (("branch", self._branch_left), ("skip", self._skip_left)):
-            for name, branch in (out.branches if kind == "branch" else out.skips).items():
-                hooks.attach(branch, lambda *_, words=f"{kind} {name}": self._entered(words), before=True)
-                hooks.attach(branch, partial(after, name))
+            self._pass_on(hooks, "norm", norm, partial(self._entered, f"norm {name}"))
+        for kind, words, named in (("branches", "branch", out.branches), ("skips", "skip", out.skips)):
+            for name, branch in named.items():
+                hooks.attach(branch, lambda *_, words=f"{words} {name}": self._entered(words), before=True)
+                hooks.attach(branch, partial(self._branch_left, name, kind))
         self.heads.attach(hooks, partial(self._layer_entered, "heads"))
         for module in (*self.layers.values(), *out.branches.values()):
-            hooks.attach(module, lambda *_: self._count(1), before=True)
+            hooks.attach(module, partial(self._count, 1), before=True)
         for layer, block in self.layers.items():
-            self._pass_on(hooks, block, partial(self._layer_entered, "layer", layer), self._layer_output)
+            self._pass_on(hooks, "layer", block, partial(self._layer_entered, "layer", layer))
 
     def attach_last(self, hooks: Hooks) -> None:
         """Hook what must come after the hooks of observers, which may look at a module when it has returned."""
         hooks = hooks.enter_context(Hooks(if_traced=True))
         self.heads.attach_last(hooks)
         for module in (*self.layers.values(), *self.plan.left_out.branches.values()):
-            hooks.attach(module, lambda *_: self._count(-1), always_call=True)
+            hooks.attach(module, partial(self._count, -1), always_call=True)
 
-    def _count(self, by: int) -> None:
+    def _count(self, by: int, *_: Any) -> None:
         self.running += by
 
     def check(self) -> None:
@@ -101,12 +102,12 @@ class Removal:
         missing = [words for words in expected if words not in self._called]
         if self._model_ran and missing:
             what, _, name = missing[0].partition(" ")
-            came = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
-            raise WatchError(f"what is left out must run, or nothing changes; {came}", subject="without")
+            found = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
+            raise WatchError(f"what is left out must run, or nothing changes; {found}", subject="without")
 
     def _call_begins(self, module: nn.Module, args: Any) -> None:
-        came = f"a second called this {type(self.model).__name__} before the first call had ended"
-        sentence = f"a model runs without some of its parts in one thread at a time; {came}"
+        found = f"a second called this {type(self.model).__name__} before the first call had ended"
+        sentence = f"a model runs without some of its parts in one thread at a time; {found}"
         require(not self._depth or self._thread == get_ident(), sentence, WatchError, "model")
         self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
@@ -136,22 +137,17 @@ class Removal:
     def _entered(self, words: str) -> None:
         """A part that is left out is called; not inside a checkpoint, which would call it again without hooks."""
         self._called.add(words)
-        frame: Any = sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_filename == checkpoint.__file__:
-                came = f"{words} runs in torch.utils.checkpoint, which runs it again for gradients: switch that off"
-                raise WatchError(f"what is left out must stay out in the backward pass; {came}", subject="without")
-            frame = frame.f_back
+        if any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in walk_stack(sys._getframe())):
+            found = f"{words} runs in torch.utils.checkpoint, which runs it again for gradients: switch that off"
+            raise WatchError(f"what is left out must stay out in the backward pass; {found}", subject="without")
 
     def _layer_entered(self, what: str, layer: int) -> None:
         self._entered(f"{what} {layer}")
         self._calls[layer] += self._depth > 0 and (what == "layer" or layer not in self.layers)
         require(self._calls[layer] <= 1, several_layers(layer, self.plan.blocks[layer - 1]), WatchError, "layers")
 
-    def _pass_on(
-        self, hooks: Hooks, module: nn.Module, entered: Callable[[], None], output_of: Callable[..., Any]
-    ) -> None:
-        """Make a module give what it takes. That is copied, as the module may write into it."""
+    def _pass_on(self, hooks: Hooks, what: str, module: nn.Module, entered: Callable[[], None]) -> None:
+        """Make a module, a layer or a norm, give what it takes. That is copied, as the module may write into it."""
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             entered()
@@ -160,45 +156,28 @@ class Removal:
             self._taken.setdefault(module, []).extend(x.clone() for x in states[:1])
 
         def after(module: nn.Module, args: Any, output: Any) -> Any:
-            taken = self._taken.get(module)
-            return output_of(module, taken.pop() if taken else None, output)
+            taken = self._taken[module].pop() if self._taken.get(module) else None
+            fitting = [y for y in floating_tensors(output) if taken is not None and y.shape == taken.shape]
+            if taken is None or len(fitting) != 1:
+                found = f"this {type(module).__name__} returns {len(fitting)}"
+                sentence = f"a {what} is left out where it returns one tensor of the shape that it takes; {found}"
+                way = ": leave out its branches" if what == "layer" else ""
+                raise WatchError(f"{sentence}{way}", subject=f"{what}s")
+            return replaced(output, fitting[0], taken.to(fitting[0]))
 
         hooks.attach(module, before, before=True, with_kwargs=True)
         hooks.attach(module, after)
 
-    def _layer_output(self, block: nn.Module, taken: Tensor | None, output: Any) -> Any:
-        """What a layer gives, with what it took for its hidden states."""
-        given = candidates_in(output, self.plan.grid)
-        fitting = [y for y in given if taken is not None and y.shape == taken.shape]
-        if taken is None or len(fitting) != 1:
-            came = f"this {type(block).__name__} returns {len(fitting)}: leave out its branches"
-            sentence = "a layer is left out where it returns one tensor of the shape that it takes"
-            raise WatchError(f"{sentence}; {came}", subject="layers")
-        return replaced(output, fitting[0], taken.to(fitting[0]))
-
-    def _norm_output(self, norm: nn.Module, taken: Tensor | None, output: Any) -> Tensor:
-        """What a norm takes, in place of what it gives."""
-        if taken is None or not isinstance(output, Tensor) or output.shape != taken.shape:
-            came = f"this {type(norm).__name__} does not"
-            raise WatchError(f"a norm must give one tensor of the shape that it takes; {came}", subject="norms")
-        return taken.to(output)
-
-    def _branch_left(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        given = self._branch_output(name, output, "branches")
-        zero = torch.zeros_like(given)
-        self.tracer.follow(name, "branches", zero)
-        return replaced(output, given, zero)
-
-    def _skip_left(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        self.tracer.follow(name, "skips", self._branch_output(name, output, "skips"))
-
-    def _branch_output(self, name: str, output: Any, kind: str) -> Tensor:
-        """The tensor that a branch gives: the first of what it returns."""
+    def _branch_left(self, name: str, kind: str, module: nn.Module, args: Any, output: Any) -> Any:
+        """Follow the tensor that a branch gives, the first of what it returns; 0 if it is the branch that goes."""
         sentence = f"{name} must be called by the model to be left out; it was called alone"
         require(self._depth, sentence, WatchError, kind)
-        if given := floating_tensors(output):
-            return given[0]
-        raise WatchError(f"a branch must return a tensor, or one first of several; {name} does not", subject=kind)
+        if not (given := floating_tensors(output)):
+            sentence = "a branch must return a tensor, or one first of several"
+            raise WatchError(f"{sentence}; {name} does not", subject=kind)
+        followed = given[0] if kind == "skips" else torch.zeros_like(given[0])
+        self.tracer.follow(name, kind, followed)
+        return replaced(output, given[0], followed) if followed is not given[0] else None
 
 
 def replaced(values: Any, old: Tensor, new: Tensor) -> Any:
