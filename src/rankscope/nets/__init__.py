@@ -45,6 +45,7 @@ from rankscope.nets.streaming import (
     streamed,
     streams,
 )
+from rankscope.nets.structures import Structure, converted, form, named, tensors_of
 from rankscope.nets.tensors import assemble_layer, assemble_stored, built, layer_shapes, shapes
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Arithmetic, Block, changed, traverse
@@ -59,10 +60,6 @@ from rankscope.nets.weights import (
     Linear,
     MLPWeights,
     StreamedLayers,
-    Structure,
-    converted,
-    named,
-    outline,
     release,
 )
 
@@ -75,9 +72,9 @@ __all__ = [
     "Square", "Step", "StreamedLayers", "StreamedPlain", "Structure", "TokenOrder", "Tokens", "Transformer",
     "UNWEIGHTED", "active_heads", "affine", "assemble_layer", "assemble_stored", "average", "built", "by_offset",
     "changed", "check_device", "check_dtype", "chosen_experts", "chosen_layers", "chosen_weights", "contributions",
-    "converted", "digests", "format_bytes", "free_memory", "graph", "is_saved", "kept_heads", "kernel_of",
+    "converted", "digests", "form", "format_bytes", "free_memory", "graph", "is_saved", "kept_heads", "kernel_of",
     "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix", "matrix_graph", "named", "norm_of",
-    "normalise", "outline", "padding_from", "pieces", "read", "read_tensors", "release", "rotary_tables", "rotate",
-    "score_bias", "scores", "shapes", "size_of_attention", "streamed", "streams", "titled", "training_states",
+    "normalise", "padding_from", "pieces", "read", "read_tensors", "release", "rotary_tables", "rotate", "score_bias",
+    "scores", "shapes", "size_of_attention", "streamed", "streams", "tensors_of", "titled", "training_states",
     "traverse", "unpadded", "usual_modes", "weights_of", "with_layers", "write_tensors",
 ]  # fmt: skip

@@ -20,8 +20,9 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError, FileError, require
 from rankscope.files import atomic, writable_folder, write_text
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.structures import named
 from rankscope.nets.tensors import shapes
-from rankscope.nets.weights import StreamedLayers, Weights, named
+from rankscope.nets.weights import StreamedLayers, Weights
 
 ABOUT, TENSORS = "rankscope.json", "network.safetensors"
 FORMAT = 1

@@ -20,10 +20,11 @@ from rankscope.nets.norms import Norm, normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, texts_of, weights_of
 from rankscope.nets.pass_settings import Memory, PassSettings, TokenOrder, Tokens, Valid, padding_from, prepare_tokens
 from rankscope.nets.plain import ForwardPass, Plain, Step
+from rankscope.nets.structures import converted, named
 from rankscope.nets.tensors import assemble, random_tensors, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
 from rankscope.nets.variants import HeadChoice, HeadsOut
-from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
+from rankscope.nets.weights import StreamedLayers, Weights, picked, release
 from rankscope.remedies import Remedy
 from rankscope.remedies import remedy as named_remedy
 

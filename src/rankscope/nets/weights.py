@@ -9,18 +9,18 @@ that variants that run side by side read each layer once for all.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from rankscope.nets.norms import UNWEIGHTED, NormWeights
+from rankscope.nets.structures import converted, named
 from rankscope.shapes import Float
 
 LATENT_EPS = 1e-6  # Of the norms of latents, whatever that of tokens is
-Structure = TypeVar("Structure")
 Item = TypeVar("Item")
 
 
@@ -175,6 +175,11 @@ class StreamedLayers(Generic[Item]):
             self._last = index_in_source, self.source(index_in_source)
         return self._last[1]
 
+    def converted(self, move: Callable[[Tensor], Tensor]) -> "StreamedLayers[Item]":
+        """Return these layers with `move(tensor)` in the place of every tensor, each moved after it is read."""
+        source = self.source.moved(lambda layer: converted(layer, move), move(self.source.like), move)
+        return StreamedLayers(source, self.numbers)
+
     def in_memory(self) -> tuple[Item, ...]:
         """Return all layers, read; one that comes several times, once."""
         layers = {index: self.source(index) for index in dict.fromkeys(self.numbers)}
@@ -206,81 +211,6 @@ class Weights:
             return f"Weights({len(self.layers)} layers, read one at a time)"
         distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
         return f"Weights({len(self.layers)} layers, {sum(distinct.values()):,} numbers)"
-
-
-def named(weights: object, prefix: str = "", layers: bool = True) -> dict[str, Tensor]:
-    """Every tensor of a structure, by its dotted name; of a network's, without its `layers` if so asked."""
-    tensors: dict[str, Tensor] = {}
-    for name, value in _members(weights):
-        if name == "layers" and not layers:
-            continue
-        path = f"{prefix}.{name}" if prefix else name
-        if isinstance(value, Tensor):
-            tensors[path] = value
-        elif value is not None:
-            tensors |= named(value, path)
-    return tensors
-
-
-def converted(structure: Structure, move: Callable[..., Any], *others: Structure) -> Structure:
-    """The structure with `move(tensor)` in the place of every tensor; a tensor met twice is moved once.
-
-    With `others`, structures of the same form, `move` is called with the tensors of all at the same place."""
-    return cast(Structure, _moved((structure, *others), move, {}))
-
-
-def _moved(values: tuple[Any, ...], move: Callable[..., Any], seen: dict[tuple[int, ...], Any]) -> Any:
-    # No function inside `converted`: one that calls itself would hold all tensors until garbage is collected.
-    value = values[0]
-    names = _names(type(value))
-    if names is None and not isinstance(value, Tensor | tuple | dict | StreamedLayers):
-        return value
-    key = tuple(map(id, values))
-    if key in seen:
-        return seen[key]
-    moved: Any
-    if isinstance(value, Tensor):
-        moved = move(*values)
-    elif names is not None:
-        parts = {name: _moved(tuple([getattr(structure, name) for structure in values]), move, seen) for name in names}
-        moved = type(value)(**parts)
-    elif isinstance(value, tuple):
-        items = [_moved(items, move, seen) for items in zip(*values, strict=True)]
-        moved = getattr(type(value), "_make", tuple)(items)
-    elif isinstance(value, dict):
-        moved = {name: _moved(tuple([structure[name] for structure in values]), move, seen) for name in value}
-    else:
-        source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
-        moved = StreamedLayers(source, value.numbers)
-    seen[key] = moved
-    return moved
-
-
-def _names(kind: type) -> tuple[str, ...] | None:
-    """The names of the fields of a dataclass; None of any other class. Asked of each part of a structure, so cached."""
-    if kind not in _names_of_kinds:
-        _names_of_kinds[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
-    return _names_of_kinds[kind]
-
-
-_names_of_kinds: dict[type, tuple[str, ...] | None] = {}
-
-
-def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
-    """The form of a structure as nested tuples, with `of(tensor)` in the place of each tensor."""
-    if isinstance(structure, Tensor):
-        return of(structure)
-    if isinstance(structure, tuple | dict) or _names(type(structure)) is not None:
-        return (type(structure), *((name, outline(item, of)) for name, item in _members(structure)))
-    return structure
-
-
-def _members(value: object) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, tuple | StreamedLayers):
-        return [(str(index), item) for index, item in enumerate(value)]
-    return [(name, getattr(value, name)) for name in cast(tuple[str, ...], _names(type(value)))]
 
 
 def picked(layers: Layers, indices: Sequence[int]) -> Layers:
