@@ -36,14 +36,25 @@ from rankscope.profiles import Progress
 from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
-from rankscope.theory.facts import Centre, Passes
+from rankscope.theory.bounds import (
+    PURE,
+    aligned_skip,
+    attention,
+    dobrushin,
+    elementary_skip,
+    exact,
+    lambda_skip,
+    norm_rank,
+    oscillation,
+    untouched,
+    with_mlp,
+    with_skip,
+)
 from rankscope.theory.figures import BoundView, bound_views, bounds_chart, bounds_section, overview, proved_sentence
 from rankscope.theory.logs import TEN
-from rankscope.theory.lower_bounds import aligned_skip, elementary_skip, lambda_skip, norm_rank, untouched
 from rankscope.theory.observation import observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
-from rankscope.theory.theorem import Hypothesis, Theorem, outside, own_objects
-from rankscope.theory.upper_bounds import PURE, attention, dobrushin, exact, oscillation, with_mlp, with_skip
+from rankscope.theory.theorem import Centre, Hypothesis, Passes, Theorem, outside, own_objects
 from rankscope.theory.weight_norms import WeightNorms
 from rankscope.theory.wu2024 import cosines, full_rank, in_hemisphere, masked
 
@@ -292,7 +303,7 @@ class _Columns:
         """Add the rows of one theorem on one sample."""
         upper, sizes, columns = theorem.kind == "upper", passes.facts[0].sizes, list(self.rows.values())
         for layer, (log_bound, hypotheses, log_measured, noise) in enumerate(layer_bounds(theorem, passes, marked), 1):
-            unmet = [str(hypothesis) for hypothesis in hypotheses if not hypothesis.met]
+            unmet = [hypothesis.sentence for hypothesis in hypotheses if not hypothesis.met]
             met, bound, measured = not unmet, log_bound / TEN, log_measured / TEN
             size = sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
             # Two zeros, or two infinities, are equal.

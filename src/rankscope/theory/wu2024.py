@@ -35,6 +35,7 @@ It needs a centre only, and its constant is explicit from layer 0; the other two
 """
 
 import math
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -44,10 +45,8 @@ from rankscope.deviation import LOWEST, Scaled, normalise
 from rankscope.nets import NormWeights, active_heads, converted
 from rankscope.shapes import Bool, Float
 from rankscope.theory import theorem as needs
-from rankscope.theory.facts import Facts
-from rankscope.theory.logs import log, log_of, sized, times
-from rankscope.theory.theorem import Evaluation, Hypothesis, averaging, by_layer, refusal, theorem
-from rankscope.theory.upper_bounds import product
+from rankscope.theory.logs import log, log_of, product, sized, times
+from rankscope.theory.theorem import Evaluation, Facts, Hypothesis, by_layer, refusal, theorem
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
@@ -90,14 +89,15 @@ def connected(facts: Facts) -> list[Hypothesis]:
     ]
 
 
-def log_smallest(facts: Facts, upto: int) -> float:
-    """log eps over the first layers."""
-    return min((layer.log_smallest for layer in facts.layers[:upto]), default=0.0)
+def log_smallest(facts: Facts) -> list[float]:
+    """By layer from 1 on, log eps: of the smallest attention weight on an edge in it and the layers before."""
+    return [*accumulate([layer.log_smallest for layer in facts.layers], min)]
 
 
-def positive(facts: Facts, upto: int) -> Hypothesis:
-    """eps is above zero: not underflown."""
-    return needs.above("smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True)
+def positive(facts: Facts) -> list[Hypothesis]:
+    """By layer, the hypothesis that eps is above zero: not underflown."""
+    says = "smallest attention weight on an edge"
+    return [needs.above(says, math.exp(log_eps), 0, measured=True) for log_eps in log_smallest(facts)]
 
 
 def log_shrink(log_share: float) -> float:
@@ -114,16 +114,15 @@ def masked(facts: Facts) -> Evaluation:
     if refused := refusal(facts, fixed):
         return refused
     start = facts.of_tokens("range", lambda: log_range(facts.X)) + 0.5 * math.log(facts.token_count) - math.log(2)
-    bounds = []
-    for layer, B in enumerate(facts.norms.of_all("values", facts.net, lambda: log_values(facts)), 1):
+    bounds, values = [], facts.norms.of_all("values", facts.net, lambda: log_values(facts))
+    for layer, (B, log_eps) in enumerate(zip(values, log_smallest(facts), strict=True), 1):
         if not radius:  # no centre, or one token alone
             bounds.append(math.inf if radius is None else -math.inf)
             continue
         rounds = layer // radius
-        shrink = log_shrink(radius * log_smallest(facts, layer))
+        shrink = log_shrink(radius * log_eps)
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
-    hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
-    return Evaluation(bounds, hypotheses)
+    return Evaluation(bounds, by_layer(facts, fixed, facts.averaging, positive(facts)))
 
 
 ORTHOGONAL = 1e-9  # How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer
@@ -157,11 +156,16 @@ def _gains_and_biases(facts: Facts) -> tuple[float, float]:
     return spread, float(torch.stack(biases).abs().max()) if biases else 0.0
 
 
-def of_one_length(facts: Facts, upto: int) -> Hypothesis:
-    """No norm met a token of length zero, which it leaves at zero."""
-    log_ratios = [sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf]
-    ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
-    return Hypothesis("shortest token, in lengths of the longest", ratio, "= 1", ratio > 1 - 1e-9)
+def of_one_length(facts: Facts) -> list[Hypothesis]:
+    """By layer, the hypothesis that no norm so far met a token of length zero, which it leaves at zero."""
+    hypotheses: list[Hypothesis] = []
+    log_ratios: list[float] = []
+    says = "shortest token, in lengths of the longest"
+    for sizes in facts.sizes[1:]:
+        log_ratios += [sizes.shortest - sizes.longest] if sizes.longest > -math.inf else []
+        ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
+        hypotheses.append(Hypothesis(says, ratio, "= 1", ratio > 1 - 1e-9))
+    return hypotheses
 
 
 def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
@@ -207,10 +211,7 @@ def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
 
 
 def _evaluation(facts: Facts, bounds: list[float], fixed: list[Hypothesis]) -> Evaluation:
-    def measured(upto: int) -> list[Hypothesis]:
-        return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
-
-    return Evaluation(bounds, by_layer(facts, fixed, measured))
+    return Evaluation(bounds, by_layer(facts, fixed, facts.averaging, positive(facts), of_one_length(facts)))
 
 
 def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
@@ -324,9 +325,9 @@ def in_hemisphere(facts: Facts) -> Evaluation:
             off = lost(facts.arch.width) / alpha  # of a height, as a share
             share = min(alpha, float(weighted.min() / weighted.max())) / (1 + 4 * off)
             start = _log_apart(facts, w, heights) + 0.5 * math.log((N - 1) / 2) + 8 * off
-            for layer in range(1, facts.depth + 1):
+            for layer, log_eps in enumerate(log_smallest(facts), 1):
                 rounds = layer // radius
-                shrink = log_shrink(radius * (math.log(share) + log_smallest(facts, layer)))
+                shrink = log_shrink(radius * (math.log(share) + log_eps))
                 bent, shrunk = 8 * (1 + radius) * layer * delta, rounds * shrink if rounds else 0.0
                 bounds[layer - 1] = times(facts.sizes[layer].longest, start, shrunk, bent)
         elif N == 1:
