@@ -146,7 +146,6 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
             assert one["log10_bound"][row] <= measured["log10_bound"][row]
 
 
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_skip_under_a_norm_is_bounded_as_its_formula_has_it(seed: int) -> None:
     plain = under_a_norm(seed)  # a skip of 2: w^2, 1 / w and w are told apart

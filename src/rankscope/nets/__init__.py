@@ -19,7 +19,6 @@ from rankscope.nets.masks import Mask, MaskGraph, MaskLike, graph, matrix_graph
 from rankscope.nets.masks import matrix as mask_matrix
 from rankscope.nets.mlp import ACTIVATIONS, Experts, chosen_experts, chosen_weights, log_sigmoid
 from rankscope.nets.norms import UNWEIGHTED, Norm, NormWeights, norm_of, normalise
-from rankscope.nets.order import Branch, Branching, Half, active_heads
 from rankscope.nets.origin import Encoded, Inputs, Origin, titled, weights_of
 from rankscope.nets.parts import Part, pieces
 from rankscope.nets.pass_settings import Memory, PassSettings, Seen, TokenOrder, average, padding_from, unpadded
@@ -48,7 +47,8 @@ from rankscope.nets.streaming import (
 from rankscope.nets.structures import Structure, converted, form, named, tensors_of
 from rankscope.nets.tensors import assemble_layer, assemble_stored, built, layer_shapes, shapes
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Arithmetic, Block, changed, traverse
+from rankscope.nets.traversal import Arithmetic, Block, Branch, Branching, Half, active_heads, changed, traverse
+from rankscope.nets.traversal import order as block_order
 from rankscope.nets.variants import DEFINED, PUBLISHED, chosen_layers, kept_heads, with_layers
 from rankscope.nets.weights import (
     LATENT_EPS,
@@ -70,11 +70,11 @@ __all__ = [
     "Latent", "Layer", "LayerSource", "Linear", "MLPWeights", "Mask", "MaskGraph", "MaskLike", "Memory", "Norm",
     "NormWeights", "Origin", "PUBLISHED", "Part", "PassSettings", "PatternNumbers", "Plain", "RowOutputs", "Seen",
     "Square", "Step", "StreamedLayers", "StreamedPlain", "Structure", "TokenOrder", "Tokens", "Transformer",
-    "UNWEIGHTED", "active_heads", "affine", "assemble_layer", "assemble_stored", "average", "built", "by_offset",
-    "changed", "check_device", "check_dtype", "chosen_experts", "chosen_layers", "chosen_weights", "contributions",
-    "converted", "digests", "form", "format_bytes", "free_memory", "graph", "is_saved", "kept_heads", "kernel_of",
-    "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix", "matrix_graph", "named", "norm_of",
-    "normalise", "padding_from", "pieces", "read", "read_tensors", "release", "rotary_tables", "rotate", "score_bias",
-    "scores", "shapes", "size_of_attention", "streamed", "streams", "tensors_of", "titled", "training_states",
-    "traverse", "unpadded", "usual_modes", "weights_of", "with_layers", "write_tensors",
+    "UNWEIGHTED", "active_heads", "affine", "assemble_layer", "assemble_stored", "average", "block_order", "built",
+    "by_offset", "changed", "check_device", "check_dtype", "chosen_experts", "chosen_layers", "chosen_weights",
+    "contributions", "converted", "digests", "form", "format_bytes", "free_memory", "graph", "is_saved", "kept_heads",
+    "kernel_of", "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix", "matrix_graph", "named",
+    "norm_of", "normalise", "padding_from", "pieces", "read", "read_tensors", "release", "rotary_tables", "rotate",
+    "score_bias", "scores", "shapes", "size_of_attention", "streamed", "streams", "tensors_of", "titled",
+    "training_states", "traverse", "unpadded", "usual_modes", "weights_of", "with_layers", "write_tensors",
 ]  # fmt: skip

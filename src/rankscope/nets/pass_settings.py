@@ -124,7 +124,7 @@ class PassSettings:
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
-            bias=score_bias(arch, weights, n, X) if whole_masks else None,
+            bias=score_bias(arch, weights, n, X) if whole_masks and arch.positions in ("bias", "alibi") else None,
             valid=valid,
             memory=None if memory is None else memory.expanded(len(X)),
             relative=None if table is None else (table, table_rows(arch, n, X.device)),

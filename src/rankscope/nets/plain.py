@@ -13,10 +13,9 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
 from rankscope.nets.mlp import ACTIVATIONS, chosen_experts, chosen_weights, mixed
 from rankscope.nets.norms import NormWeights, normalise
-from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings, TokenOrder
 from rankscope.nets.positions import by_offset, disentangled, rotate
-from rankscope.nets.traversal import Arithmetic, Block
+from rankscope.nets.traversal import Arithmetic, Block, Half
 from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
 from rankscope.shapes import Float
 

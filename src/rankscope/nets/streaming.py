@@ -11,7 +11,7 @@ negative. Where all scores are small m is taken to be 0.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -221,7 +221,7 @@ class StreamedPlain(Plain):
             return None
         n, like = settings.valid.shape[1], block.weights.attention.query.weight
         bias = partial(score_bias, arch, self.net.weights, n, like)
-        return lambda heads, start, stop: cast(Tensor, bias(start, stop))[heads]
+        return lambda heads, start, stop: bias(start, stop)[heads]
 
     def mix(self, block: Block, P: PatternNumbers, V: Heads) -> HeadOutputs:  # type: ignore[override]
         """`P_h V_h` of every head, and the numbers of P on the way."""

@@ -25,7 +25,7 @@ from rankscope.errors import ArchitectureError, WeightsError, one_of
 from rankscope.nets import weights
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
-from rankscope.nets.order import norms
+from rankscope.nets.traversal import norms
 from rankscope.nets.weights import Layer, StreamedLayers, Weights
 
 Shape = tuple[int, ...]

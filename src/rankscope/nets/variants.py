@@ -29,7 +29,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.checks import DEEPEST
 from rankscope.nets.masks import mask_spec
 from rankscope.nets.norms import Norm
-from rankscope.nets.order import active_heads
+from rankscope.nets.traversal import active_heads
 
 HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]  # Heads of every layer, or of some layers by number
 DEFINED = ("san", "san+mlp", "san+skip", "transformer")

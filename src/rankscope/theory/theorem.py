@@ -27,8 +27,17 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State
-from rankscope.nets import Architecture, Mask, MaskGraph, Transformer, kernels, matrix_graph
-from rankscope.nets.order import order
+from rankscope.nets import (
+    KERNELS,
+    Architecture,
+    Kernel,
+    Mask,
+    MaskGraph,
+    Transformer,
+    block_order,
+    kernel_of,
+    matrix_graph,
+)
 from rankscope.remedies import BUILT_IN
 from rankscope.shapes import Bool, Float
 from rankscope.theory.logs import log
@@ -204,7 +213,7 @@ class Passes:
 
 SOFTMAX = ("softmax", "gaussian", "uniform")
 """Kernels that are a softmax of scores, bilinear in tokens but for what is constant down a column."""
-AVERAGES = tuple(kernel.name for kernel in kernels.KERNELS.values() if kernel.averages)
+AVERAGES = tuple(kernel.name for kernel in KERNELS.values() if kernel.averages)
 """Kernels that divide every row by its sum."""
 
 
@@ -268,17 +277,17 @@ def no_norm(arch: Architecture) -> Hypothesis:
 
 def normed_sums(arch: Architecture) -> bool:
     """True if a norm follows the sum of skip and branch."""
-    return any(half.after is not None for half in order(arch))
+    return any(half.after is not None for half in block_order(arch))
 
 
 def normed_branches(arch: Architecture) -> bool:
     """True if a norm follows a branch, before its sum with the skip."""
-    return any(branch.after is not None for half in order(arch) for branch in half.branches)
+    return any(branch.after is not None for half in block_order(arch) for branch in half.branches)
 
 
 def skips(arch: Architecture) -> list[float]:
     """|weight| of every skip of a layer."""
-    return [abs(half.skip) for half in order(arch)]
+    return [abs(half.skip) for half in block_order(arch)]
 
 
 def outside(arch: Architecture) -> str:
@@ -294,7 +303,7 @@ def outside(arch: Architecture) -> str:
 
 def own_objects(arch: Architecture) -> str:
     """The names of the kernel and parts that are the user's own; empty where there are none."""
-    kernel = [arch.kernel] if isinstance(arch.kernel, kernels.Kernel) else []
+    kernel = [arch.kernel] if isinstance(arch.kernel, Kernel) else []
     return ", ".join(part.name for part in (*kernel, *arch.parts) if not isinstance(part, BUILT_IN))
 
 
@@ -329,7 +338,7 @@ def averages(arch: Architecture) -> Hypothesis:
     """Rows of attention sum to one whatever the tokens are, not just nearly so on these: a defect of 1e-10
     times a large common token is more than what is left of small differences."""
     says = f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one"
-    return equal(says, not kernels.kernel_of(arch.kernel).averages, 0)
+    return equal(says, not kernel_of(arch.kernel).averages, 0)
 
 
 Kind = Literal["upper", "lower"]
