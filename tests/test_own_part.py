@@ -65,7 +65,7 @@ def tokens(seed: int = 0) -> Tensor:
 
 
 def with_part(net: Transformer, *parts: Any) -> Transformer:
-    return Transformer.from_weights(net.arch.replace(parts=parts), net.state())
+    return Transformer.from_weights(net.arch.replace(parts=parts), net.state_dict())
 
 
 @pytest.mark.parametrize("mask", ["complete", "causal"])

@@ -302,7 +302,7 @@ def test_bad_questions_are_answered_in_one_sentence() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_network_without_numbers_is_refused(bad: float) -> None:
-    tensors = NET.state()
+    tensors = NET.state_dict()
     tensors["layers.2.attention.value.weight"] = torch.full_like(tensors["layers.2.attention.value.weight"], bad)
     with raises(TokensError, "X"):
         certify(Transformer.from_weights(NET.arch, tensors), X)
@@ -364,7 +364,7 @@ def test_norms_are_taken_once_for_the_same_weights() -> None:
     number = 1 + 2  # eigenvalues for all heads together, and for each matrix of an MLP
     assert decompositions(net) == number
     assert decompositions(net, theorems="dobrushin") == 0
-    again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state_dict().items()})
     assert decompositions(again.variant(skip=0.5, layers=2), theorems="dobrushin") == 0
     assert decompositions(net.to(torch.float32), theorems="dobrushin") == number  # rounded: other weights
     one = Transformer.random(Architecture(layers=2, width=8, heads=1, mlp="none", norm="none"), seed=21)
@@ -387,7 +387,7 @@ def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -
     else:
         value.data[:] = value.data.flip(0)
     after = certify(net, X[:1]).table
-    fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state_dict().items()})
     assert after.equals(certify(fresh, X[:1]).table) and not after.equals(before)
 
 

@@ -98,7 +98,7 @@ def with_parts(arch: Architecture, state: Mapping[str, Tensor], like: Tensor) ->
 
 
 def shapes(arch: Architecture) -> dict[str, Shape]:
-    """Names and shapes of every tensor of a network: what `from_weights` expects and `state` gives."""
+    """Names and shapes of every tensor of a network: what `from_weights` expects and `state_dict` gives."""
     stored = 1 if arch.shared else arch.layers
     result = {
         f"layers.{index}.{name}": shape for index in range(stored) for name, shape in layer_shapes(arch, index).items()
