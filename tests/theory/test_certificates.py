@@ -407,3 +407,22 @@ def test_norms_that_are_kept_change_nothing() -> None:
             assert kept[1] == mlp
             assert all(torch.equal(getattr(kept[0], name), getattr(heads, name)) for name in
                        ("scores", "columns", "rows", "spectral"))  # fmt: skip
+
+
+def test_samples_are_the_same_however_many_go_together() -> None:
+    X = normal(4, 5, 8, seed=3)
+    together = certify(SAN, X, theorems=["dong2021-2.3", "dobrushin"]).table
+    for batch_size in (1, 3):
+        apart = certify(SAN, X, theorems=["dong2021-2.3", "dobrushin"], batch_size=batch_size).table
+        assert apart["met"].equals(together["met"]) and apart["sample"].equals(together["sample"])
+        for column in ("log10_bound", "log10_measured"):
+            assert (apart[column] - together[column]).abs().max() < 1e-9
+
+
+def test_an_option_that_does_not_exist_is_a_sentence() -> None:
+    X, unknown = normal(1, 3, 8), {"center": "mean"}
+    for call in (certify, collapse_depth):
+        with raises(TheoremError, subject="options"):
+            call(SAN, X, **unknown)  # type: ignore[arg-type]
+    with raises(TheoremError, subject="batch_size"):
+        certify(SAN, X, batch_size=0)

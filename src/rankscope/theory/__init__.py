@@ -2,7 +2,7 @@
 
 from rankscope.theory import logs
 from rankscope.theory.bounds import log_base, log_gamma
-from rankscope.theory.certificates import THEOREMS, Certificates, certify, theorems_named
+from rankscope.theory.certificates import THEOREMS, Certificates, CertifyOptions, certify, theorems_named
 from rankscope.theory.critical import CriticalSkip, critical_skip
 from rankscope.theory.depth import CollapseDepth, collapse_depth, depth_of
 from rankscope.theory.figures import (
@@ -24,8 +24,8 @@ from rankscope.theory.transverse import slope, transverse_exponent, transverse_m
 from rankscope.theory.weight_norms import LayerNorms, MLPNorms, WeightNorms
 
 __all__ = [
-    "BoundView", "Certificates", "CollapseDepth", "CriticalSkip", "EXACT", "Evaluation", "Facts", "Hypothesis",
-    "LayerNorms", "MLPNorms", "RANK", "THEOREMS", "Theorem", "WeightNorms", "bound_views", "bounds_chart",
+    "BoundView", "Certificates", "CertifyOptions", "CollapseDepth", "CriticalSkip", "EXACT", "Evaluation", "Facts",
+    "Hypothesis", "LayerNorms", "MLPNorms", "RANK", "THEOREMS", "Theorem", "WeightNorms", "bound_views", "bounds_chart",
     "bounds_section", "bounds_sentence", "by_layer", "certify", "collapse_depth", "critical_skip", "depth_of",
     "failing_table", "log_base", "log_gamma", "logs", "norm_stretch", "observe", "outside", "proved_shares", "quantity",
     "slope", "theorems_named", "transverse_exponent", "transverse_modes",

@@ -151,7 +151,7 @@ def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, to
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
     profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
     rate = float(slope(profile.curve(metric, "log10") * TEN).mean())
-    sentence = "every sample must have a real token; one has none: drop it"
+    sentence = "every sample must have a token; one is all padding: drop it"
     require(not math.isnan(rate), sentence, TokensError, "padding")
     return rate
 
