@@ -101,7 +101,6 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import LOWEST, Scaled
-from rankscope.theory import theorem as needs
 from rankscope.theory.logs import log, log_expm1, minus, plus, product, sized, times
 from rankscope.theory.theorem import (
     Evaluation,
@@ -110,8 +109,12 @@ from rankscope.theory.theorem import (
     Hypothesis,
     LayerFacts,
     Theorem,
+    above,
+    at_least,
+    at_most,
     averaging_bound,
     by_layer,
+    equal,
     refusal,
     theorem,
 )
@@ -152,15 +155,15 @@ def cubed(bases: list[float], start: float) -> list[float]:
 
 def attention_hypotheses(facts: Facts) -> list[Hypothesis]:
     """What the cubing needs of attention, whatever stands beside it."""
-    views = needs.equal("different sets of tokens that tokens see", facts.distinct_views, 1)
-    return [*needs.token_scores(facts.arch), views]
+    views = equal("different sets of tokens that tokens see", facts.distinct_views, 1)
+    return [*facts.premises.token_scores, views]
 
 
 def _pure(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation:
-    fixed = [*needs.pure_attention(facts.arch), *attention_hypotheses(facts)]
+    fixed = [*facts.premises.pure_attention, *attention_hypotheses(facts)]
     if heads is not None:
         most = max((len(layer.heads.scores) for layer in facts.layers), default=0)
-        fixed.append(needs.equal("heads", most, heads))
+        fixed.append(equal("heads", most, heads))
     if refused := refusal(facts, fixed):
         return refused
     bases = [log_base(facts, layer, 0.0 if gamma_is_one else log_gamma(layer)) for layer in facts.layers]
@@ -171,7 +174,7 @@ def _pure(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation:
             math.nan if any(map(math.isnan, logs[:upto])) else max(logs[:upto]) for upto in range(1, facts.depth + 1)
         ]
         sizes = [math.exp(min(size, 700.0)) for size in so_far]
-        checked.append([needs.at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True) for size in sizes])
+        checked.append([at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True) for size in sizes])
     return Evaluation(cubed(bases, facts.sizes[0].residual), by_layer(facts, fixed, *checked))
 
 
@@ -192,11 +195,11 @@ def with_mlp(facts: Facts) -> Evaluation:
     """||res|| <= (4 gamma beta H lambda / sqrt d)^((3^L - 1)/2) ||res X||^(3^L), lambda of the MLPs"""
     arch, bases = facts.arch, []
     fixed = [
-        needs.no_skip(arch),
-        needs.no_norm(arch),
-        needs.at_least("MLPs in a layer", arch.mlp != "none", 1),
-        needs.equal("MLPs that are gated", arch.mlp in ("gated", "experts"), 0),
-        needs.equal("branches that run in parallel", arch.parallel, 0),
+        facts.premises.no_skip,
+        facts.premises.no_norm,
+        at_least("MLPs in a layer", arch.mlp != "none", 1),
+        equal("MLPs that are gated", arch.mlp in ("gated", "experts"), 0),
+        equal("branches that run in parallel", arch.parallel, 0),
         *attention_hypotheses(facts),
     ]
     if refused := refusal(facts, fixed):
@@ -212,8 +215,8 @@ def with_mlp(facts: Facts) -> Evaluation:
 def with_skip(facts: Facts) -> Evaluation:
     """||res|| <= |w| r + (4 gamma beta H / sqrt d) r^3 at every layer, r the bound before"""
     arch, r, bounds = facts.arch, facts.sizes[0].residual, []
-    skip = needs.above("|weight of the skip around attention|", abs(arch.attention_skip), 0)
-    fixed = [skip, needs.no_mlp(arch), needs.no_norm(arch), *attention_hypotheses(facts)]
+    skip = above("|weight of the skip around attention|", abs(arch.attention_skip), 0)
+    fixed = [skip, facts.premises.no_mlp, facts.premises.no_norm, *attention_hypotheses(facts)]
     if refused := refusal(facts, fixed):
         return refused
     for layer in facts.layers:
@@ -229,7 +232,7 @@ CENTRED = {"mean": 0.0, "argmin": 2e-5}
 
 
 def _by_factors(facts: Facts, factors: list[float], of_attention: list[Hypothesis]) -> Evaluation:
-    fixed = [*needs.pure_attention(facts.arch), *of_attention]
+    fixed = [*facts.premises.pure_attention, *of_attention]
     return refusal(facts, fixed) or averaging_bound(facts, product(facts.sizes[0].residual, factors), fixed)
 
 
@@ -243,20 +246,20 @@ def oscillation(facts: Facts) -> Evaluation:
 @theorem("attention-factors", "this project", "residual", "upper")
 def attention(facts: Facts) -> Evaluation:
     """||res|| <= product of sqrt(sum ||P_h - mean row|| ||W_h||)"""
-    return _by_factors(facts, [layer.log_attention_factor for layer in facts.layers], [needs.averages(facts.arch)])
+    return _by_factors(facts, [layer.log_attention_factor for layer in facts.layers], [facts.premises.averages])
 
 
 @theorem("exact-factors", "this project", "residual", "upper")
 def exact(facts: Facts) -> Evaluation:
     """||res|| = product of ||sum (P_h - 1q) R W_h|| / ||R||"""
     factors = [layer.log_exact_factor + CENTRED[facts.centre] for layer in facts.layers]
-    return _by_factors(facts, factors, [needs.softmax(facts.arch)])
+    return _by_factors(facts, factors, [facts.premises.softmax])
 
 
 def branches_recorded(facts: Facts) -> list[Hypothesis]:
     """A kernel without a rule in deviation arithmetic shows its branches only where nothing else is there."""
     arch = facts.arch
-    return [] if arch.norm == "none" and arch.mlp == "none" else [needs.softmax(arch)]
+    return [] if arch.norm == "none" and arch.mlp == "none" else [facts.premises.softmax]
 
 
 @theorem("dobrushin", "Dobrushin 1956, extended to blocks by this project", "diameter", "upper")
@@ -265,11 +268,11 @@ def dobrushin(facts: Facts) -> Evaluation:
     factors = [times(*(half.log_stretch for half in layer.halves)) for layer in facts.layers]
     factors = [math.inf if math.isnan(factor) else factor for factor in factors]
     bounds = product(facts.sizes[0].diameter, factors)
-    return averaging_bound(facts, bounds, [needs.averages(facts.arch), *branches_recorded(facts)])
+    return averaging_bound(facts, bounds, [facts.premises.averages, *branches_recorded(facts)])
 
 
 def _skips(facts: Facts, factor: Callable[[HalfFacts[float]], float]) -> Evaluation:
-    fixed = [needs.above("|weight| of the skips", min(needs.skips(facts.arch)), 0), *branches_recorded(facts)]
+    fixed = [above("|weight| of the skips", min(facts.premises.skips), 0), *branches_recorded(facts)]
     factors = []
     for layer in facts.layers:
         factors.append(times(*map(factor, layer.halves), *[half.log_norm for half in layer.halves]))
@@ -317,12 +320,12 @@ def _bases(facts: Facts) -> Iterator[Tensor]:
 @theorem("untouched", "this project, after Dong et al. 2021, section 3", "mu", "lower")
 def untouched(facts: Facts) -> Evaluation:
     """mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write"""
-    arch, width = facts.arch, facts.arch.width
-    weight = math.prod(needs.skips(arch))
+    width = facts.arch.width
+    weight = math.prod(facts.premises.skips)
     fixed = [
-        needs.above("|weight| of the skips", weight, 0),
-        needs.equal("norms after a skip's sum", needs.normed_sums(arch), 0),
-        needs.equal("norms after a branch", needs.normed_branches(arch), 0),
+        above("|weight| of the skips", weight, 0),
+        equal("norms after a skip's sum", facts.premises.normed_sums, 0),
+        equal("norms after a branch", facts.premises.normed_branches, 0),
         *branches_recorded(facts),
     ]
     if refused := refusal(facts, fixed, of_averages=False):
@@ -333,7 +336,7 @@ def untouched(facts: Facts) -> Evaluation:
         _kept(facts, layer, basis) if count else -math.inf
         for layer, (basis, count) in enumerate(zip(bases, left, strict=True), 1)
     ]
-    unreached = [needs.above("directions that no branch writes to", float(count), 0) for count in left]
+    unreached = [above("directions that no branch writes to", float(count), 0) for count in left]
     return Evaluation(bounds, by_layer(facts, fixed, unreached))
 
 
@@ -374,9 +377,9 @@ def lambda_skip(facts: Facts) -> Evaluation:
     arch, r = facts.arch, facts.sizes[1].mu
     w = abs(arch.attention_skip)
     fixed = [
-        needs.softmax(arch),
-        needs.no_mlp(arch),
-        needs.above("|weight of the skip|", w, 0),
+        facts.premises.softmax,
+        facts.premises.no_mlp,
+        above("|weight of the skip|", w, 0),
         *one_length(facts, centring=True),
     ]
     if refused := refusal(facts, fixed, of_averages=False):
@@ -392,7 +395,7 @@ def lambda_skip(facts: Facts) -> Evaluation:
         bounds.append(r)
         largest.append(max(s, largest[-1] if largest else 0.0))
     says = "longest token of a branch, in lengths of a token"
-    short = [needs.at_most(says, size, w, measured=True) for size in largest]
+    short = [at_most(says, size, w, measured=True) for size in largest]
     return Evaluation(bounds, by_layer(facts, fixed, short, of_one_length(facts)))
 
 
@@ -405,5 +408,5 @@ def norm_rank(facts: Facts) -> Evaluation:
         before, after, loss = min(norms, key=lambda norm: norm[1] - norm[0] + norm[2], default=(0, 0, 0))
         bounds.append(log(max(0, before - loss)))
         measured.append(log(after) if norms else math.nan)
-    fixed = [needs.softmax(facts.arch), needs.at_least("norms in a layer", facts.arch.norm != "none", 1)]
+    fixed = [facts.premises.softmax, at_least("norms in a layer", facts.arch.norm != "none", 1)]
     return Evaluation(bounds, by_layer(facts, fixed), measured)

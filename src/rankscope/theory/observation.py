@@ -51,9 +51,7 @@ from rankscope.theory.theorem import (
     Passes,
     PerSample,
     TokenSizes,
-    normed_branches,
-    normed_sums,
-    skips,
+    premises_of,
 )
 from rankscope.theory.weight_norms import DeviceNorms, PackedNorms, WeightNorms, packed, unpacked
 
@@ -261,5 +259,6 @@ class _Observer:
         facts, branches = zip(*read, strict=True)
         self.halves += parts(facts, len(layers))
         # Theorems ask for what branches add beside skips, with no norm after a sum or a branch.
-        if math.prod(skips(arch)) > 0 and not normed_sums(arch) and not normed_branches(arch):
+        known = premises_of(arch)
+        if math.prod(known.skips) > 0 and not known.normed_sums and not known.normed_branches:
             self.branches += parts(branches, len(layers))

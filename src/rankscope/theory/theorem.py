@@ -172,6 +172,11 @@ class Facts:
         return self.net.arch
 
     @cached_property
+    def premises(self) -> "Premises":
+        """What several theorems ask of the architecture."""
+        return premises_of(self.net.arch)
+
+    @cached_property
     def depth(self) -> int:
         """The number of layers of the network."""
         return len(self.layers)
@@ -252,42 +257,53 @@ SIGNS: dict[str, Callable[[Any, Any], Any]] = {"=": operator.eq, "<=": operator.
 equal, at_most, above, at_least = (partial(compared, sign) for sign in SIGNS)
 
 
-# Conditions on the architecture that several theorems share.
+@dataclass(frozen=True)
+class Premises:
+    """What several theorems ask of an architecture, each as a hypothesis, and what else they need to know of it."""
+
+    pure_attention: tuple[Hypothesis, ...]  # No skip around attention, no MLP, no norm
+    no_skip: Hypothesis  # There is no skip around attention
+    no_mlp: Hypothesis
+    no_norm: Hypothesis
+    no_parts: tuple[Hypothesis, ...]  # No custom parts, experts or gates on heads; empty where there are none
+    softmax: Hypothesis  # The kernel is a softmax of scores
+    token_scores: tuple[Hypothesis, ...]
+    """Scores are a bilinear form of tokens: a softmax over `X W_QK X^T` and what is constant along a row or down a
+    column."""
+    averages: Hypothesis
+    """Rows of attention sum to one whatever the tokens are, not just nearly so on these: a defect of 1e-10 times a
+    large common token is more than what is left of small differences."""
+    skips: tuple[float, ...]  # |weight| of every skip of a layer
+    normed_sums: bool  # Whether a norm follows the sum of skip and branch
+    normed_branches: bool  # Whether a norm follows a branch, before its sum with the skip
 
 
-def pure_attention(arch: Architecture) -> list[Hypothesis]:
-    """The hypotheses that layers have no skip around attention, no MLP and no norm."""
-    return [no_skip(arch), no_mlp(arch), no_norm(arch)]
-
-
-def no_skip(arch: Architecture) -> Hypothesis:
-    """The hypothesis that there is no skip around attention."""
-    return equal("weight of the skip around attention", arch.attention_skip, 0)
-
-
-def no_mlp(arch: Architecture) -> Hypothesis:
-    """The hypothesis that layers have no MLP."""
-    return equal("MLPs in a layer", arch.mlp != "none", 0)
-
-
-def no_norm(arch: Architecture) -> Hypothesis:
-    """The hypothesis that layers have no norm."""
-    return equal("norms in a layer (0: norm 'none')", arch.norm != "none", 0)
-
-
-def normed_sums(arch: Architecture) -> bool:
-    """True if a norm follows the sum of skip and branch."""
-    return any(half.after is not None for half in block_order(arch))
-
-
-def normed_branches(arch: Architecture) -> bool:
-    """True if a norm follows a branch, before its sum with the skip."""
-    return any(branch.after is not None for half in block_order(arch) for branch in half.branches)
-
-
-def skips(arch: Architecture) -> list[float]:
-    """|weight| of every skip of a layer."""
-    return [abs(half.skip) for half in block_order(arch)]
+@lru_cache(maxsize=64)
+def premises_of(arch: Architecture) -> Premises:
+    """The premises of theorems on this architecture."""
+    no_skip = equal("weight of the skip around attention", arch.attention_skip, 0)
+    no_mlp = equal("MLPs in a layer", arch.mlp != "none", 0)
+    no_norm = equal("norms in a layer (0: norm 'none')", arch.norm != "none", 0)
+    names = [part.name for part in arch.parts]
+    names += ["a mixture of experts"] if arch.mlp == "experts" else []
+    names += ["gates on heads"] if arch.head_gate else []
+    no_parts = (equal(f"parts that are not the theorem's ({', '.join(names)})", len(names), 0),) if names else ()
+    softmax = equal(f"attention by a kernel other than {', '.join(SOFTMAX)}", arch.kernel not in SOFTMAX, 0)
+    relative = arch.positions not in ("none", "absolute")
+    token_scores = (
+        softmax,
+        equal("scores that depend on where tokens stand (relative, rotary, bias, alibi)", relative, 0),
+        equal("norms of queries and keys", arch.query_norm, 0),
+        equal("the cap on scores (0: none)", arch.score_cap, 0),
+    )
+    says = f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one"
+    averages, halves = equal(says, not kernel_of(arch.kernel).averages, 0), block_order(arch)
+    return Premises(
+        (no_skip, no_mlp, no_norm), no_skip, no_mlp, no_norm, no_parts, softmax, token_scores, averages,
+        skips=tuple(abs(half.skip) for half in halves),
+        normed_sums=any(half.after is not None for half in halves),
+        normed_branches=any(branch.after is not None for half in halves for branch in half.branches),
+    )  # fmt: skip
 
 
 def outside(arch: Architecture) -> str:
@@ -305,40 +321,6 @@ def own_objects(arch: Architecture) -> str:
     """The names of the kernel and parts that are the user's own; empty where there are none."""
     kernel = [arch.kernel] if isinstance(arch.kernel, Kernel) else []
     return ", ".join(part.name for part in (*kernel, *arch.parts) if not isinstance(part, BUILT_IN))
-
-
-@lru_cache(maxsize=64)
-def no_parts(arch: Architecture) -> list[Hypothesis]:
-    """The hypothesis that no custom parts, experts or head gates are there; an empty list where there are none."""
-    names = [part.name for part in arch.parts]
-    names += ["a mixture of experts"] if arch.mlp == "experts" else []
-    names += ["gates on heads"] if arch.head_gate else []
-    sentence = f"parts that are not the theorem's ({', '.join(names)})"
-    return [equal(sentence, len(names), 0)] if names else []
-
-
-def token_scores(arch: Architecture) -> list[Hypothesis]:
-    """Scores are a bilinear form of tokens: a softmax over `X W_QK X^T` and what is constant along a row or
-    down a column."""
-    relative = arch.positions not in ("none", "absolute")
-    return [
-        softmax(arch),
-        equal("scores that depend on where tokens stand (relative, rotary, bias, alibi)", relative, 0),
-        equal("norms of queries and keys", arch.query_norm, 0),
-        equal("the cap on scores (0: none)", arch.score_cap, 0),
-    ]
-
-
-def softmax(arch: Architecture) -> Hypothesis:
-    """The kernel is a softmax of scores."""
-    return equal(f"attention by a kernel other than {', '.join(SOFTMAX)}", arch.kernel not in SOFTMAX, 0)
-
-
-def averages(arch: Architecture) -> Hypothesis:
-    """Rows of attention sum to one whatever the tokens are, not just nearly so on these: a defect of 1e-10
-    times a large common token is more than what is left of small differences."""
-    says = f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one"
-    return equal(says, not kernel_of(arch.kernel).averages, 0)
 
 
 Kind = Literal["upper", "lower"]
@@ -379,14 +361,14 @@ def by_layer(facts: Facts, fixed: Sequence[Hypothesis], *checked: Sequence[Hypot
         fixed: Hypotheses about the architecture, which every layer has.
         checked: Hypotheses with an entry for each layer, which says what holds in it and those before.
     """
-    fixed = [*no_parts(facts.arch), *fixed]
+    fixed = [*facts.premises.no_parts, *fixed]
     return [[*fixed, *of_layer] for of_layer in zip(*checked, strict=True)] if checked else [fixed] * facts.depth
 
 
 def refusal(facts: Facts, fixed: Sequence[Hypothesis], of_averages: bool = True) -> Evaluation | None:
     """The evaluation of a theorem that is about another kind of network, before anything is computed for it; None
     where the hypotheses of the architecture are met. Those `of_averages` also say what rows of attention sum to."""
-    if all(map(MET, (*no_parts(facts.arch), *fixed))):
+    if all(map(MET, (*facts.premises.no_parts, *fixed))):
         return None
     return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed, *[facts.averaging][:of_averages]))
 

@@ -44,9 +44,19 @@ from torch import Tensor
 from rankscope.deviation import LOWEST, Scaled, normalise
 from rankscope.nets import NormWeights, active_heads, converted
 from rankscope.shapes import Bool, Float
-from rankscope.theory import theorem as needs
 from rankscope.theory.logs import log, log_of, product, sized, times
-from rankscope.theory.theorem import Evaluation, Facts, Hypothesis, by_layer, refusal, theorem
+from rankscope.theory.theorem import (
+    Evaluation,
+    Facts,
+    Hypothesis,
+    above,
+    at_least,
+    at_most,
+    by_layer,
+    equal,
+    refusal,
+    theorem,
+)
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
@@ -83,9 +93,9 @@ def log_range(X: Float[Tensor, "token width"]) -> float:
 def connected(facts: Facts) -> list[Hypothesis]:
     """One mask graph with self-loops (A1) and a centre."""
     return [
-        needs.equal("different masks", len(facts.visible), 1),
-        needs.equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
-        needs.at_least("centres of the mask graph", len(facts.graph.centres), 1),
+        equal("different masks", len(facts.visible), 1),
+        equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
+        at_least("centres of the mask graph", len(facts.graph.centres), 1),
     ]
 
 
@@ -97,7 +107,7 @@ def log_smallest(facts: Facts) -> list[float]:
 def positive(facts: Facts) -> list[Hypothesis]:
     """By layer, the hypothesis that eps is above zero: not underflown."""
     says = "smallest attention weight on an edge"
-    return [needs.above(says, math.exp(log_eps), 0, measured=True) for log_eps in log_smallest(facts)]
+    return [above(says, math.exp(log_eps), 0, measured=True) for log_eps in log_smallest(facts)]
 
 
 def log_shrink(log_share: float) -> float:
@@ -109,8 +119,8 @@ def log_shrink(log_share: float) -> float:
 @theorem("wu2024-1", "Wu et al. 2024, Thm 1, explicit", "mu", "upper")
 def masked(facts: Facts) -> Evaluation:
     """mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)"""
-    arch, radius = facts.arch, facts.graph.radius
-    fixed = [*needs.pure_attention(arch), needs.averages(arch), *connected(facts)]
+    radius = facts.graph.radius
+    fixed = [*facts.premises.pure_attention, facts.premises.averages, *connected(facts)]
     if refused := refusal(facts, fixed):
         return refused
     start = facts.of_tokens("range", lambda: log_range(facts.X)) + 0.5 * math.log(facts.token_count) - math.log(2)
@@ -136,14 +146,14 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     arch = facts.arch
     kinds = ("scale", "rms", "layer") if centring else ("scale", "rms")
     spread, bias = facts.of_network("norms", lambda: _gains_and_biases(facts))
-    normed = arch.norm in kinds and needs.normed_sums(arch)
+    normed = arch.norm in kinds and facts.premises.normed_sums
     return [
-        needs.equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
+        equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
         # Exactly zero: with anything else lengths differ, and a bound below that is false.
-        needs.equal("norm's eps", arch.norm_eps, 0),
-        needs.equal("spread of the norms' gains", spread, 0),
-        needs.equal("largest bias of the norms", bias, 0),
-        needs.above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
+        equal("norm's eps", arch.norm_eps, 0),
+        equal("spread of the norms' gains", spread, 0),
+        equal("largest bias of the norms", bias, 0),
+        above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
     ]
 
 
@@ -174,7 +184,7 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
     arch, layers = facts.arch, facts.net.weights.layers
     heads = [active_heads(arch, index) for index in range(facts.depth)]
     head_counts = [len(active) for active in heads]
-    hypotheses = [needs.equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
+    hypotheses = [equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
     if not hypotheses[0].met:
         return hypotheses, math.inf
     defect = bias = 0.0
@@ -188,8 +198,8 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
         defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
-    hypotheses.append(needs.at_most("|W W^T - 1| of the values", defect, ORTHOGONAL))
-    return [*hypotheses, needs.equal("bias of values", bias, 0)], defect
+    hypotheses.append(at_most("|W W^T - 1| of the values", defect, ORTHOGONAL))
+    return [*hypotheses, equal("bias of values", bias, 0)], defect
 
 
 def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
@@ -205,8 +215,8 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
 
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
-    arch, (orthogonal, delta) = facts.arch, facts.of_network("orthogonal", lambda: orthogonal_values(facts))
-    of_parts = [needs.softmax(arch), needs.no_skip(arch), needs.no_mlp(arch)]
+    orthogonal, delta = facts.of_network("orthogonal", lambda: orthogonal_values(facts))
+    of_parts = [facts.premises.softmax, facts.premises.no_skip, facts.premises.no_mlp]
     return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
 
@@ -257,7 +267,7 @@ def cosines(facts: Facts) -> Evaluation:
     if refused := refusal(facts, fixed):
         return refused
     least = facts.of_tokens("least cosine", lambda: _least_cosine(facts.X))
-    fixed.append(needs.at_least("smallest cosine at layer 0", least, 0))
+    fixed.append(at_least("smallest cosine at layer 0", least, 0))
     return _evaluation(facts, _cosines(facts, 1, delta), fixed)
 
 
@@ -271,9 +281,9 @@ def full_rank(facts: Facts) -> Evaluation:
         return refused
     rank = facts.of_tokens("rank", lambda: float(torch.linalg.matrix_rank(facts.X)))
     fixed += [
-        needs.equal("tokens that are no centre", N - len(facts.graph.centres), 0),
-        needs.at_most("tokens, against the width", N, facts.arch.width),
-        needs.equal("rank of the tokens at layer 0", rank, N),
+        equal("tokens that are no centre", N - len(facts.graph.centres), 0),
+        at_most("tokens, against the width", N, facts.arch.width),
+        equal("rank of the tokens at layer 0", rank, N),
     ]
     return _evaluation(facts, _cosines(facts, start, delta), fixed)
 
@@ -332,5 +342,5 @@ def in_hemisphere(facts: Facts) -> Evaluation:
                 bounds[layer - 1] = times(facts.sizes[layer].longest, start, shrunk, bent)
         elif N == 1:
             bounds = [-math.inf] * facts.depth
-    fixed.append(needs.above("smallest cosine of a token with one direction", alpha, 0))
+    fixed.append(above("smallest cosine of a token with one direction", alpha, 0))
     return _evaluation(facts, bounds, fixed)
