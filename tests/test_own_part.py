@@ -52,7 +52,7 @@ class Louder:
     place: ClassVar[Any] = "values"
 
     def plain(self, V: Tensor, block: Any, rules: Any, inside: Tensor) -> Tensor:
-        return V + self.b * rules.memory.setdefault("first values", V)
+        return V + self.b * rules.carried.setdefault("first values", V)
 
 
 def network(**fields: Any) -> Transformer:

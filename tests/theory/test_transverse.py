@@ -253,15 +253,15 @@ def test_modes_are_the_eigenvalues_of_the_mask(n: int, seed: int, density: float
 
 
 def test_modes_of_the_masks_by_name() -> None:
-    def modes(mask: str, n: int, real: int | None = None) -> list[float]:
-        found = transverse_modes(Architecture(layers=1, width=4, heads=1, mask=mask), n, real)
+    def modes(mask: str, n: int, valid: int | None = None) -> list[float]:
+        found = transverse_modes(Architecture(layers=1, width=4, heads=1, mask=mask), n, valid)
         assert not bool(found.imag.any())
         return found.real.tolist()
 
     assert modes("complete", 100) == [0.0]
     assert modes("unidirectional", 60) == [0.5]  # 59 times, of one eigenvector
     assert modes("causal", 60) == [1 / i for i in range(2, 61)]
-    assert modes("causal", 60, real=3) == [1 / 2, 1 / 3]
+    assert modes("causal", 60, valid=3) == [1 / 2, 1 / 3]
     assert modes("prefix:3", 5) == [1 / 4, 1 / 5, 0.0]
     assert modes("window:0", 3) == [1.0]
 

@@ -89,8 +89,8 @@ def read_forward(
     for block in net.blocks:
         forward.inputs.append(X)
         output = traverse(block, rules, X)
-        if rules.memory:
-            names = ", ".join(map(str, rules.memory))
+        if rules.carried:
+            names = ", ".join(map(str, rules.carried))
             sentence = f"a depth card takes layers out one by one; a part leaves {names} to later layers"
             raise ArchitectureError(f"{sentence}, which cannot run without it: measure the network instead",
                                     subject="parts")  # fmt: skip

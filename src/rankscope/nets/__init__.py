@@ -1,4 +1,18 @@
-"""Networks: a frozen description, one readable reference transformer, and its variants."""
+"""Networks: a frozen description, one readable reference transformer, and its variants.
+
+Axes of the tensors of this room, by the names that shapes use (fields of `Architecture` have sizes in brackets):
+
+- `batch`: samples. `token`: positions of a sample, valid ones first. `row`: those tokens whose attention is computed at
+  once. `source`: tokens that cross-attention reads, another network's.
+- `width`: entries of a token [`width`]. `inner`: entries that queries, keys or values are linear in, a latent's or a
+  token's. `mlp_width`: entries between the matrices of an MLP [`mlp_width`].
+- `head`: heads of queries [`heads`], `key_head`: of keys and values [`key_heads`]; `head_width`: entries of a query, a
+  key or a value of one head [`head_width`, `value_width`]. A pattern is `[batch, head, token (of the query), token (seen)]`.
+- `expert`: experts of a mixture [`experts.number`].
+- `layer`: blocks, from 1 for people, an index from 0 where it says so.
+- `length`: rows of a table of positions [`length`], `bucket`: of distances [`bias_buckets`], `offset`: distances n-1 ..
+  1-n, `half`: rotated pairs. `rank`: mixed tokens of Linformer.
+"""
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.devices import (

@@ -96,7 +96,7 @@ class ArchitectureFields:
 
     # ---- MLP --------------------
     mlp: MLP = "plain"
-    mlp_width: int = 0  # Width of the hidden layer (intermediate_size). 0: 4 width
+    mlp_width: int = 0  # Inner width of the MLP (intermediate_size). 0: 4 width
     activation: str = "gelu"
     experts: Experts | None = None
     """Of an MLP `experts`: how many, how many each token goes through, their width (`experts.py`)."""

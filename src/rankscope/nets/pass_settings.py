@@ -8,7 +8,7 @@ The blocks of a decoder attend to a memory M beside their own tokens, mostly the
 
     cross-attention   P_h = softmax(X W_Q (M W_K)^T / divisor),    X <- a X + sum_h P_h M W_V W_O
 
-M is the same for every block; its tokens have no position here and none is hidden, but for padding.
+M is the same for every block; its tokens have no position here, and all are seen but padding.
 """
 
 from dataclasses import dataclass, replace

@@ -33,7 +33,7 @@ class Plain(Arithmetic):
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         self.arch, self.settings = arch, settings
-        self.memory: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}  # what one layer leaves to later ones, by name
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
         self.attended: Tensor | None = None  # the tokens that attention read last
@@ -170,13 +170,13 @@ class Plain(Arithmetic):
 
     def _dense(self, w: MLPWeights, X: Tensor, limit: float = 0.0) -> Tensor:
         act = ACTIVATIONS[self.arch.activation]
-        hidden = self.through(X, w.up)  # [batch, token, mlp_width]
+        up = self.through(X, w.up)  # [batch, token, mlp_width]
         if w.gate is None:
-            return self.through(act(hidden), w.down)
+            return self.through(act(up), w.down)
         gate = self.through(X, w.gate)
         if limit:
-            gate, hidden = gate.clamp(max=limit), 1 + hidden.clamp(-limit, limit)
-        return self.through(act(gate) * hidden, w.down)
+            gate, up = gate.clamp(max=limit), 1 + up.clamp(-limit, limit)
+        return self.through(act(gate) * up, w.down)
 
     def routing(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token expert"]:
         """The weight of each expert for each token, 0 of those not chosen."""

@@ -254,12 +254,12 @@ class StreamedPlain(Plain):
             return F.scaled_dot_product_attention(q, rows.k, V, is_causal=rows.behind, scale=scale)
         batch, heads, n = q.shape[:3]
         together = 1 if q.device.type == "cpu" else heads
-        memory = self.request.block_bytes or AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
-        step = max(1, memory // max(1, batch * together * V.shape[2] * q.element_size()))
+        block_bytes = self.request.block_bytes or AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
+        count = max(1, block_bytes // max(1, batch * together * V.shape[2] * q.element_size()))  # rows at once
         outputs = q.new_empty(*q.shape[:-1], V.shape[-1])
         numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}
-        for start in range(0, n, step):
-            stop = min(n, start + step)
+        for start in range(0, n, count):
+            stop = min(n, start + count)
             seen = rows.seen(stop)
             for head in range(0, heads, together):
                 block = slice(0, batch), slice(head, head + together), start, stop

@@ -239,7 +239,7 @@ def heads_left(arch: Architecture, heads: HeadsOut) -> tuple[tuple[int, ...], ..
 
 
 def can_narrow(arch: Architecture) -> bool:
-    """True if heads that are not active can be removed for real, and what is left is a network of fewer heads.
+    """True if heads that are not active can be removed, tensors and all, and what is left is a network of fewer heads.
 
     Every layer must lose as many heads, and every key head that stays must keep as many heads of queries. Heads
     that other heads feel stay: slopes by the number of heads (ALiBi), one norm of all queries of a token, and

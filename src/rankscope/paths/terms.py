@@ -41,7 +41,7 @@ class FrozenRules(Arithmetic):
     def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
         self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
         self.whole = frozen.whole
-        self.memory: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
         """The measured quantities of a block."""

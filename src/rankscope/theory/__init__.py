@@ -1,4 +1,14 @@
-"""What is proved about token uniformity, next to what is measured."""
+"""What is proved about token uniformity, next to what is measured.
+
+Axes of the tensors of this room are those of `nets` (`batch`, `token`, `width`, `head`), with these:
+
+- `batch` also counts perturbed copies: all samples, then the first copy of each, and so on; where layers are read
+  together, the samples of each layer one after the other. `PerSample` is `[batch]`, `PerHead` `[batch, head]`.
+- `head`: active heads of a layer alone, in norms of weights and numbers of attention.
+- `layer`: blocks in order; sizes of tokens have one entry more, the input's, as the first.
+- `number`: numbers that leave a device together, one row each. `mode`: eigenvalues of averaging over a mask.
+- `rows`, `columns`: of a matrix of weights, whose norms are taken.
+"""
 
 from rankscope.theory import logs
 from rankscope.theory.bounds import log_base, log_gamma

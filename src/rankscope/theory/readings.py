@@ -125,10 +125,10 @@ class AttentionOfLayer:
         if self.arch.kernel == "uniform" or not self.active:
             nothing = torch.full_like(self.before.log, -torch.inf)
             return nothing, nothing
-        (x, R), hidden, w = self._about(), ~self.visible, self.block.weights.attention
+        (x, R), unseen, w = self._about(), ~self.visible, self.block.weights.attention
         dq, dk = (deviation_heads(R, linear, self.arch) for linear in (w.query, w.key))
         E = of_heads(dq.value, self.active) / self.arch.divisor @ of_heads(dk.value, self.active).mT
-        osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
+        osc = E.masked_fill(unseen, -torch.inf).amax(-1) - E.masked_fill(unseen, torch.inf).amin(-1)
         size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[:, None, None]
         size = size.masked_fill(osc <= 0, -torch.inf)  # [batch, head, token]
         grown = logs_expm1(size)
@@ -259,8 +259,8 @@ def half_facts(
     """
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     square = R.value.square().sum((1, 2))
-    step = (F.log - R.log).clamp(max=600.0).exp()
-    alignment = (R.value * F.value).sum((1, 2)) / square.masked_fill(square == 0, 1.0) * step
+    unit = (F.log - R.log).clamp(max=600.0).exp()
+    alignment = (R.value * F.value).sum((1, 2)) / square.masked_fill(square == 0, 1.0) * unit
     alignment = alignment.masked_fill(square == 0, 0.0)
     all_tokens = sized(Scaled.plain(half.total.tokens(half.total.log)))
     longest = torch.linalg.vector_norm(all_tokens.value, dim=-1).amax(-1)

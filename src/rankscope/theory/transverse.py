@@ -78,15 +78,15 @@ def transverse_exponent(net: Transformer, x: Tensor, tokens: int, *, relative: b
     return exponent(net, x, transverse_modes(net.arch, tokens), relative=relative)
 
 
-def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -> Modes:
-    """The eigenvalues nu of P0 but for one 1, each once and of conjugates one, largest first. `real` of the tokens,
+def transverse_modes(arch: Architecture, tokens: int, valid: int | None = None) -> Modes:
+    """The eigenvalues nu of P0 but for one 1, each once and of conjugates one, largest first. `valid` of the tokens,
     the first ones, are not padding; all, if left out.
 
     >>> transverse_modes(Architecture(layers=1, width=8, heads=2, mask="causal"), 4).real
     tensor([0.5000, 0.3333, 0.2500], dtype=torch.float64)
     """
     _refuse(arch)
-    count = tokens if real is None else real
+    count = tokens if valid is None else valid
     require(count >= 2, f"tokens that may differ must be at least 2; got {count}", TokensError, "tokens")
     specs = {arch.mask_of(layer) for layer in range(arch.layers)}
     seen = [matrix(spec, tokens)[:count, :count] for spec in specs]

@@ -15,12 +15,12 @@ making every token of one length, W orthogonal (or a multiple, which D takes out
 it there. Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
 **Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
-reaches i in r steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
+reaches i in r layers, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
 `cos(y_i, y_k) >= m + (1 - m) sum_c q_ic q_kc` over the tokens c that reach both:
 
     1 - m(t) <= (1 - n_r eps^(2r))^floor(t/r) (1 - m(0)),      mu <= length sqrt((N - 1) (1 - m)),
 
-n_r the number of tokens that reach ALL others within r steps. (The paper's Thm 2 has N here, which is
+n_r the number of tokens that reach ALL others within r layers. (The paper's Thm 2 has N here, which is
 right for a complete graph; with a window only the middle token reaches all so fast.)
 
 **Thm 2**, strongly connected, N <= d, tokens of full rank: some layer has cosines that are not negative,
@@ -202,14 +202,14 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
     return [*hypotheses, equal("bias of values", bias, 0)], defect
 
 
-def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
-    """How many tokens reach every token within so many steps; tokens reach themselves."""
+def reaching(M: Bool[Tensor, "token token"], layers: int) -> int:
+    """How many tokens reach every token within so many layers; tokens reach themselves."""
     power, reach = M.double(), torch.eye(len(M), dtype=torch.float64)
-    while steps:
-        if steps % 2:
+    while layers:
+        if layers % 2:
             reach = (reach @ power).clamp(max=1.0)
         power = (power @ power).clamp(max=1.0)
-        steps //= 2
+        layers //= 2
     return int((reach > 0).all(0).sum())
 
 
