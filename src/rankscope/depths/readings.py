@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import Values, affine_rank_with_doubt, entropy, first_token_mass, unit_of
-from rankscope.nets import Block, Half, Plain, Tokens, Transformer, contributions, release, traverse
+from rankscope.nets import Block, Half, Plain, Tokens, Transformer, contributions, traverse
 from rankscope.paths import FreezingRules, TwoPasses
 from rankscope.shapes import Bool, Float
 
@@ -123,7 +123,7 @@ def read_forward(
     forward.norms, forward.last = rules.norms, X
     if net.arch.final_norm:
         forward.norms.append(_norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
-    release(net.weights.layers)
+    net.weights.layers.release()
     return forward
 
 

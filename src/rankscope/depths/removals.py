@@ -19,18 +19,7 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import ROUNDING, Values, frobenius_norm, unit_of
-from rankscope.nets import (
-    Block,
-    Memory,
-    PassSettings,
-    Plain,
-    RowOutputs,
-    Tokens,
-    Transformer,
-    free_memory,
-    release,
-    traverse,
-)
+from rankscope.nets import Block, Memory, PassSettings, Plain, RowOutputs, Tokens, Transformer, free_memory, traverse
 from rankscope.paths import centred_tokens, uniform
 from rankscope.shapes import Bool, Float
 
@@ -108,7 +97,7 @@ class Removals:
                 heads = self._without_heads(block) if len(self.starts) > 1 else X[:0]
                 copies = torch.cat([copies, X, heads])
                 names += [(block.index + 1, head) for head in self.starts]
-        release(self.net.weights.layers)
+        self.net.weights.layers.release()
         for name, X in zip(names, copies, strict=True):
             lost = self._lost(X)
             if name[0] == 0:

@@ -7,7 +7,7 @@ Axes of the tensors of this room, by the names that shapes use (fields of `Archi
 - `width`: entries of a token [`width`]. `inner`: entries that queries, keys or values are linear in, a latent's or a
   token's. `mlp_width`: entries between the matrices of an MLP [`mlp_width`].
 - `head`: heads of queries [`heads`], `key_head`: of keys and values [`key_heads`]; `head_width`: entries of a query, a
-  key or a value of one head [`head_width`, `value_width`]. A pattern is `[batch, head, token (of the query), token (seen)]`.
+  key or a value of one head [`head_width`, `value_width`]. A pattern is `[batch, head, token, token]`, queries first.
 - `expert`: experts of a mixture [`experts.number`].
 - `layer`: blocks, from 1 for people, an index from 0 where it says so.
 - `length`: rows of a table of positions [`length`], `bucket`: of distances [`bias_buckets`], `offset`: distances n-1 ..
@@ -68,27 +68,28 @@ from rankscope.nets.weights import (
     LATENT_EPS,
     AttentionWeights,
     ExpertWeights,
+    HeldLayers,
     Latent,
     Layer,
     LayerSource,
     Linear,
     MLPWeights,
     StreamedLayers,
-    release,
 )
 
 __all__ = [
     "ACTIVATIONS", "Architecture", "Arithmetic", "AttentionRequest", "AttentionWeights", "BIASES", "Block", "Branch",
     "Branching", "CPU", "DEFINED", "Dropout", "DropoutRules", "Encoded", "ExpertWeights", "Experts", "FLOAT64_BYTES",
-    "ForwardPass", "Half", "HeadOutputs", "Heads", "Inputs", "KERNELS", "Kernel", "LATENT_EPS", "LAYER_OVERHEAD_BYTES",
-    "Latent", "Layer", "LayerSource", "Linear", "MLPWeights", "Mask", "MaskGraph", "MaskLike", "Memory", "Norm",
-    "NormWeights", "Origin", "PUBLISHED", "Part", "PassSettings", "PatternNumbers", "Plain", "RowOutputs", "Seen",
-    "Square", "Step", "StreamedLayers", "StreamedPlain", "Structure", "TokenOrder", "Tokens", "Transformer",
-    "UNWEIGHTED", "active_heads", "affine", "assemble_layer", "assemble_stored", "average", "block_order", "built",
-    "by_offset", "changed", "check_device", "check_dtype", "chosen_experts", "chosen_layers", "chosen_weights",
-    "contributions", "converted", "digests", "form", "format_bytes", "free_memory", "graph", "is_saved", "kept_heads",
-    "kernel_of", "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory", "mask_matrix", "matrix_graph", "named",
-    "norm_of", "normalise", "padding_from", "pieces", "read", "read_tensors", "release", "rotary_tables", "rotate",
-    "score_bias", "scores", "shapes", "size_of_attention", "streamed", "streams", "tensors_of", "titled",
-    "training_states", "traverse", "unpadded", "usual_modes", "weights_of", "with_layers", "write_tensors",
+    "ForwardPass", "Half", "HeadOutputs", "Heads", "HeldLayers", "Inputs", "KERNELS", "Kernel", "LATENT_EPS",
+    "LAYER_OVERHEAD_BYTES", "Latent", "Layer", "LayerSource", "Linear", "MLPWeights", "Mask", "MaskGraph", "MaskLike",
+    "Memory", "Norm", "NormWeights", "Origin", "PUBLISHED", "Part", "PassSettings", "PatternNumbers", "Plain",
+    "RowOutputs", "Seen", "Square", "Step", "StreamedLayers", "StreamedPlain", "Structure", "TokenOrder", "Tokens",
+    "Transformer", "UNWEIGHTED", "active_heads", "affine", "assemble_layer", "assemble_stored", "average",
+    "block_order", "built", "by_offset", "changed", "check_device", "check_dtype", "chosen_experts", "chosen_layers",
+    "chosen_weights", "contributions", "converted", "digests", "form", "format_bytes", "free_memory", "graph",
+    "is_saved", "kept_heads", "kernel_of", "layer_shapes", "linear_logs", "log_sigmoid", "machine_memory",
+    "mask_matrix", "matrix_graph", "named", "norm_of", "normalise", "padding_from", "pieces", "read", "read_tensors",
+    "rotary_tables", "rotate", "score_bias", "scores", "shapes", "size_of_attention", "streamed", "streams",
+    "tensors_of", "titled", "training_states", "traverse", "unpadded", "usual_modes", "weights_of", "with_layers",
+    "write_tensors",
 ]  # fmt: skip

@@ -103,7 +103,7 @@ def _converted(values: tuple[Any, ...], move: Callable[..., Any], seen: dict[tup
         elif isinstance(first, dict):
             moved = dict(zip(first, parts, strict=True))
         else:
-            moved = getattr(type(first), "_make", tuple)(parts)
+            moved = getattr(type(first), "_make", type(first))(parts)
     else:
         moved = first
     seen[key] = moved

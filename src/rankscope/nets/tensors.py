@@ -26,7 +26,7 @@ from rankscope.nets import weights
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.traversal import norms
-from rankscope.nets.weights import Layer, StreamedLayers, Weights
+from rankscope.nets.weights import HeldLayers, Layer, StreamedLayers, Weights
 
 Shape = tuple[int, ...]
 Draw = Callable[[Shape, int, int, Generator], Tensor]  # (shape, inputs, outputs, generator) -> weights
@@ -164,7 +164,7 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
             by_layer[int(index)][inner] = tensor
         else:
             network_tensors[name] = tensor
-    layers = tuple(_build(Layer, _nested(layer)) for layer in by_layer) * (arch.layers if arch.shared else 1)
+    layers = HeldLayers([_build(Layer, _nested(layer)) for layer in by_layer] * (arch.layers if arch.shared else 1))
     return cast(Weights, _build(Weights, {**_nested(network_tensors), "layers": layers}))
 
 

@@ -23,7 +23,7 @@ from rankscope.nets.structures import converted, named
 from rankscope.nets.tensors import assemble, layer_shapes, random_tensors, shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, traverse
 from rankscope.nets.variants import HeadsOut, VariantOptions
-from rankscope.nets.weights import StreamedLayers, Weights, picked, release
+from rankscope.nets.weights import Weights
 from rankscope.remedies import Remedy
 from rankscope.remedies import remedy as named_remedy
 
@@ -93,9 +93,7 @@ class Transformer:
         >>> Transformer.random(Architecture(layers=2, width=8, heads=2)).variant(layers=24).num_parameters()
         1744
         """
-        layers = self.weights.layers
-        keys = layers.numbers if isinstance(layers, StreamedLayers) else map(id, layers)
-        index_of = {key: index for index, key in enumerate(keys)}
+        index_of = {(id(of), number): index for index, (of, number) in enumerate(self.weights.layers.places())}
         sizes = [shape for name, shape in shapes(self.arch).items() if not name.startswith("layers.")]
         for index in index_of.values():
             sizes += layer_shapes(self.arch, index).values()
@@ -114,7 +112,7 @@ class Transformer:
     @property
     def streamed(self) -> bool:
         """Whether its layers are read one at a time, and are not in memory."""
-        return isinstance(self.weights.layers, StreamedLayers)
+        return self.weights.layers.streamed
 
     def to(
         self,
@@ -141,10 +139,8 @@ class Transformer:
 
     def held(self) -> "Transformer":
         """The network with all its layers in memory."""
-        layers = self.weights.layers
-        if not isinstance(layers, StreamedLayers):
-            return self
-        return replace(self, weights=replace(self.weights, layers=layers.in_memory()))
+        held = replace(self.weights, layers=self.weights.layers.in_memory())
+        return replace(self, weights=held) if self.streamed else self
 
     def with_memory(
         self, M: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None
@@ -240,7 +236,7 @@ class Transformer:
             X, *rest = traverse(block, rules, X)
             X = X if padding is None else X.masked_fill(padding, 0.0)
             yield Step(block.index + 1, X, *rest)
-        release(self.weights.layers)
+        self.weights.layers.release()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -344,7 +340,7 @@ class Transformer:
             base = self if name == "transformer" else self.variant(**variants.named_changes(self.arch, name))
             return base.variant(**options) if options else base
         arch, chosen = variants.changed(self.arch, options)
-        return replace(self, arch=arch, weights=replace(self.weights, layers=picked(self.weights.layers, chosen)))
+        return replace(self, arch=arch, weights=replace(self.weights, layers=self.weights.layers.picked(chosen)))
 
     def without(self, layers: Iterable[int] = (), heads: HeadsOut = ()) -> "Transformer":
         """Return a smaller network: these layers and heads are taken out, and what is left computes as before.

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkabl
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.parts import Part, Place
-from rankscope.nets.weights import Layer, Layers, MLPWeights
+from rankscope.nets.weights import HeldLayers, Layer, Layers, MLPWeights
 
 State = TypeVar("State")
 Branching = Literal["attention", "cross", "mlp"]
@@ -117,7 +117,7 @@ class Block:
 
     def with_weights(self, weights: Layer) -> "Block":
         """Return the layer with other tensors."""
-        return replace(self, layers=(weights,), position=0)
+        return replace(self, layers=HeldLayers([weights]), position=0)
 
     @property
     def mlp(self) -> MLPWeights:

@@ -10,7 +10,7 @@ that variants that run side by side read each layer once for all.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -22,6 +22,7 @@ from rankscope.shapes import Float
 
 LATENT_EPS = 1e-6  # Of the norms of latents, whatever that of tokens is
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,51 @@ class LayerSource(Generic[Item]):
         return source
 
 
+class HeldLayers(tuple[Layer, ...]):
+    """The layers of a network, all in memory."""
+
+    __slots__ = ()
+    streamed = False
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype of all, where they are."""
+        return self[0].attention.query.weight
+
+    def places(self) -> list[tuple[Any, int]]:
+        """(what holds it, its number there) of each layer: the same for layers that are one and the same."""
+        return [(layer, 0) for layer in self]
+
+    def picked(self, indices: Sequence[int]) -> "HeldLayers":
+        """Return some of the layers, in that order."""
+        return HeldLayers([self[index] for index in indices])
+
+    def noted(self, index: int, note: Callable[[Layer], Result]) -> Result:
+        """Return `note(layer)` of a layer."""
+        return note(self[index])
+
+    def in_memory(self) -> "HeldLayers":
+        """Return these layers."""
+        return self
+
+    def release(self) -> None:
+        """Let go of nothing: the layers stay in memory."""
+
+
 class StreamedLayers(Generic[Item]):
     """The layers of a network, in any order, one of them in memory; `numbers` are those in the source. Not a
     `Sequence` by name: type checks at run time would read some."""
 
+    streamed = True
+
     def __init__(self, source: LayerSource[Item], numbers: Sequence[int]) -> None:
         self.source, self.numbers = source, tuple(numbers)
         self._last: tuple[int, Item] | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor without entries, of the dtype of all, where they are."""
+        return self.source.like
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -180,13 +219,32 @@ class StreamedLayers(Generic[Item]):
         source = self.source.moved(lambda layer: converted(layer, move), move(self.source.like), move)
         return StreamedLayers(source, self.numbers)
 
-    def in_memory(self) -> tuple[Item, ...]:
+    def places(self) -> list[tuple[Any, int]]:
+        """(what holds it, its number there) of each layer: the same for layers that are one and the same."""
+        return [(self.source, number) for number in self.numbers]
+
+    def picked(self, indices: Sequence[int]) -> "StreamedLayers[Item]":
+        """Return some of the layers, in that order; none is read for it."""
+        return StreamedLayers(self.source, [self.numbers[index] for index in indices])
+
+    def noted(self, index: int, note: Callable[[Item], Result]) -> Result:
+        """Return `note(layer)` of a layer, made once for all networks that share the source."""
+        noted, number = self.source.noted, self.numbers[index]
+        if number not in noted:
+            noted[number] = note(self[index])
+        return cast(Result, noted[number])
+
+    def in_memory(self) -> HeldLayers:
         """Return all layers, read; one that comes several times, once."""
-        layers = {index: self.source(index) for index in dict.fromkeys(self.numbers)}
-        return tuple(layers[index] for index in self.numbers)
+        layers: dict[int, Any] = {index: self.source(index) for index in dict.fromkeys(self.numbers)}
+        return HeldLayers([layers[index] for index in self.numbers])
+
+    def release(self) -> None:
+        """Let go of the last layer that was read, at the end of a pass."""
+        self._last = None
 
 
-Layers = tuple[Layer, ...] | StreamedLayers[Layer]  # The layers of a network: in memory, or read one at a time
+Layers = HeldLayers | StreamedLayers[Layer]  # The layers of a network: in memory, or read one at a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,24 +261,10 @@ class Weights:
     @property
     def like(self) -> Tensor:
         """A tensor of their dtype, where they are."""
-        layers = self.layers
-        return layers.source.like if isinstance(layers, StreamedLayers) else layers[0].attention.query.weight
+        return self.layers.like
 
     def __repr__(self) -> str:
-        if isinstance(self.layers, StreamedLayers):
+        if self.layers.streamed:
             return f"Weights({len(self.layers)} layers, read one at a time)"
         distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
         return f"Weights({len(self.layers)} layers, {sum(distinct.values()):,} numbers)"
-
-
-def picked(layers: Layers, indices: Sequence[int]) -> Layers:
-    """Return some of the layers, in that order; none is read for it."""
-    if isinstance(layers, StreamedLayers):
-        return StreamedLayers(layers.source, [layers.numbers[index] for index in indices])
-    return tuple(layers[index] for index in indices)
-
-
-def release(layers: Layers) -> None:
-    """Let go of the last layer that was read, at the end of a pass."""
-    if isinstance(layers, StreamedLayers):
-        layers._last = None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rankscope.errors import PathError, require
 from rankscope.metrics import dobrushin, frobenius_norm, metric, mu, residual, tokens
-from rankscope.nets import Block, Branch, Half, Tokens, Transformer, release, traverse
+from rankscope.nets import Block, Branch, Half, Tokens, Transformer, traverse
 from rankscope.paths.frozen import FreezingRules, Frozen, FrozenLayer, FrozenNorm, Parts
 from rankscope.paths.lengths import closure_of, cosine, size_of
 from rankscope.paths.lengths import share as share_of
@@ -280,7 +280,7 @@ class TwoPasses:
             noisy = (noise[:, None] if values.ndim == 3 else noise for values in of_residual)
             masked = (values.masked_fill(mask, torch.nan) for values, mask in zip(of_residual, noisy, strict=True))
             yield block.index + 1, of_output, LayerShares(*masked)
-        release(self.net.weights.layers)
+        self.net.weights.layers.release()
 
     def _shares(
         self, layer: FrozenLayer, frozen: Frozen, terms: Parts, pulled: list[Tokens]

@@ -41,7 +41,6 @@ from rankscope.nets import (
     named,
     norm_of,
     pieces,
-    release,
     shapes,
     traverse,
 )
@@ -242,7 +241,7 @@ def frozen_pass(net: Transformer, X: Tensor, padding: Tensor | None = None, seen
     for block in net.blocks:
         X = traverse(block, rules, X).state
         X = X if whole else X.masked_fill(~valid[..., None], 0.0)
-    release(net.weights.layers)
+    net.weights.layers.release()
     layers = tuple(rules.layer(block) for block in net.blocks)
     last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
     output = net.finish(X) * valid[..., None]

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from rankscope.deviation import LOWEST, Deviation, Scaled, State, ValidTokens
 from rankscope.errors import ArchitectureError, TokensError, require
-from rankscope.nets import Architecture, Block, Layer, Mask, PassSettings, Transformer, traverse
+from rankscope.nets import Architecture, Block, HeldLayers, Layer, Mask, PassSettings, Transformer, traverse
 from rankscope.nets import mask_matrix as matrix
 from rankscope.shapes import Bool, Complex, Float
 from rankscope.theory.theorem import outside
@@ -225,7 +225,7 @@ def _derivatives(
     settings = PassSettings(visible, rotary=(), sinusoids=None, bias=None, valid=valid.mask)
     common = Scaled(x.value.expand(2 * row_count, -1), x.log.expand(2 * row_count))
     state = State(common, Scaled(R, low.expand(2 * row_count)), valid)
-    after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, settings), state).state
+    after = traverse(Block.of(arch, index, HeldLayers([layer]), 0), Deviation(arch, settings), state).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Layer, Linear, StreamedLayers, Transformer, active_heads
+from rankscope.nets import Architecture, Layer, Linear, Transformer, active_heads
 from rankscope.shapes import Float
 
 LIPSCHITZ = {
@@ -364,9 +364,8 @@ class WeightNorms:
 
     def _keys(self, net: Transformer, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         layers: Any = net.weights.layers
-        # What holds each layer, and its number there: a streamed layer is another object each time.
-        streamed = isinstance(layers, StreamedLayers)
-        places = [(layers.source, layers.numbers[index]) if streamed else (layers[index], 0) for index in indices]
+        all_places = layers.places()
+        places = [all_places[index] for index in indices]
         keys, unread = [(id(of), number) for of, number in places], {}
         for key, (of, _), index in zip(keys, places, indices, strict=True):
             cached = self._read.get(key)
