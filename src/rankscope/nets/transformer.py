@@ -21,7 +21,7 @@ from rankscope.nets.pass_settings import Memory, PassSettings, TokenOrder, Token
 from rankscope.nets.plain import ForwardPass, Plain, Step
 from rankscope.nets.structures import converted, named
 from rankscope.nets.tensors import assemble, layer_shapes, random_tensors, shapes, with_parts
-from rankscope.nets.traversal import Block, Rules, traverse
+from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.nets.variants import HeadsOut, VariantOptions
 from rankscope.nets.weights import Weights
 from rankscope.remedies import Remedy
@@ -229,7 +229,7 @@ class Transformer:
         for step in self.traversed(X, valid, rules):
             yield step if order is None else step.restored(order)
 
-    def traversed(self, X: Tensor, valid: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
+    def traversed(self, X: Tensor, valid: Tensor, rules: Arithmetic) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
         padding = None if bool(valid.all()) else ~valid[..., None]
         for block in self.blocks:

@@ -22,14 +22,13 @@ and `output` (the output projection). Cross-attention has one, `cross`, made of 
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.parts import Part, Place
 from rankscope.nets.weights import HeldLayers, Layer, Layers, MLPWeights
 
-State = TypeVar("State")
 Branching = Literal["attention", "cross", "mlp"]
 ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cross_in", "mlp": "mlp_in"}
 
@@ -140,42 +139,46 @@ class Block:
         return active_heads(self.arch, self.index)
 
 
-@runtime_checkable
-class Rules(Protocol[State]):
-    """What each part of a block does to a state; values, patterns and head outputs are of any type."""
+class Arithmetic:
+    """A set of rules: what each part of a block does to a state. States, values, patterns and head outputs are of any
+    type that the rules of one arithmetic agree on. A subclass has these rules, beside the methods below:
+
+        norm(block, name, state)                 the norm of that name, as the block's weights have it
+        values(block, state)                     the values V that heads mix
+        pattern(block, state)                    the attention pattern P of every head
+        mix(block, pattern, values)              P V, the output of each head
+        gate(block, heads, state)                the output of each head times its gate, where there is a `head_gate`
+        output(block, heads)                     the output projection of the heads, which is added to the hidden states
+        mlp(block, state)                        the output of the MLP
+        add(block, half, state, branches)        `skip * state` and the branches that were taken, by their part's name
+    """
+
+    name = ""  # The name of this arithmetic's method on a part
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """Whether a branch is computed at all."""
+        """Whether a branch is computed at all: every one, unless a subclass leaves some out."""
+        return True
 
-    def norm(self, block: Block, name: str, state: State) -> State:
-        """The norm of that name, as the block's weights have it."""
+    def active_heads(self, block: Block) -> tuple[int, ...]:
+        """The active heads of a layer; a subclass may leave some out."""
+        return block.active_heads
 
-    def values(self, block: Block, state: State) -> Any:
-        """The values V that heads mix."""
+    def cross(self, block: Block, state: Any) -> Any:
+        """The output of cross-attention, where the architecture has it; refused, unless a subclass has a rule."""
+        sentence = f"the arithmetic {self.name!r} has no rule for cross-attention: use another"
+        raise ArchitectureError(sentence, subject="cross_attention")
 
-    def pattern(self, block: Block, state: State) -> Any:
-        """The attention pattern P of every head."""
-
-    def mix(self, block: Block, pattern: Any, values: Any) -> Any:
-        """P V, the output of each head."""
-
-    def gate(self, block: Block, heads: Any, state: State) -> Any:
-        """The output of each head times its gate; called where the architecture has a `head_gate`."""
-
-    def output(self, block: Block, heads: Any) -> State:
-        """The output projection of the heads, which is added to the hidden states."""
-
-    def cross(self, block: Block, state: State) -> State:
-        """The output of cross-attention; called where the architecture has it."""
-
-    def mlp(self, block: Block, state: State) -> State:
-        """The output of the MLP."""
-
-    def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
-        """`skip * state` and the branches that were taken, by the name of their part."""
+    def keep(self, block: Block, name: str, x: Any) -> None:
+        """Keep x for the frozen rule of a part; only a subclass that freezes the network does."""
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
-        """A part of the user's own: x is what it changes, `inside` what its branch reads."""
+        """A part of the user's own, by its rule of this arithmetic's name: x is what it changes, `inside` what its
+        branch reads."""
+        rule = getattr(part, self.name, None)
+        if rule is None:
+            sentence = f"{part.name} has no rule named {self.name!r}: write one, or use another arithmetic"
+            raise ArchitectureError(sentence, subject=part.name)
+        return rule(x, block, self, inside)
 
 
 class BlockOutput(NamedTuple):
@@ -189,11 +192,11 @@ class BlockOutput(NamedTuple):
     cross: Any = None
 
 
-def traverse(block: Block, rules: Rules[State], state: State) -> BlockOutput:
-    """The state after a block."""
+def traverse(block: Block, rules: Any, state: Any) -> BlockOutput:
+    """The state after a block, by the rules of an `Arithmetic`."""
     pattern = heads = None
     for half in block.halves:
-        branches: dict[str, State] = {}
+        branches: dict[str, Any] = {}
         for branch in half.branches:
             if not rules.takes(block, half, branch):
                 continue
@@ -219,39 +222,9 @@ def traverse(block: Block, rules: Rules[State], state: State) -> BlockOutput:
     return BlockOutput(state, pattern, heads, *(kept.pop(block.index, None) for kept in by_layer))
 
 
-def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
+def changed(place: Place, block: Block, rules: Any, x: Any, inside: Any) -> Any:
     """Return x as the parts at this place change it."""
     for part in block.arch.pieces:
         if part.place == place:
             x = rules.part(block, part, x, inside)
     return x
-
-
-class Arithmetic:
-    """What rules of all arithmetics have in common."""
-
-    name = ""  # The name of this arithmetic's method on a part
-
-    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """Every branch, unless a subclass leaves some out."""
-        return True
-
-    def active_heads(self, block: Block) -> tuple[int, ...]:
-        """The active heads of a layer; a subclass may leave some out."""
-        return block.active_heads
-
-    def cross(self, block: Block, state: Any) -> Any:
-        """Refused, unless a subclass has a rule."""
-        sentence = f"the arithmetic {self.name!r} has no rule for cross-attention: use another"
-        raise ArchitectureError(sentence, subject="cross_attention")
-
-    def keep(self, block: Block, name: str, x: Any) -> None:
-        """Keep x for the frozen rule of a part; only a subclass that freezes the network does."""
-
-    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
-        """By the part's own rule of this arithmetic's name."""
-        rule = getattr(part, self.name, None)
-        if rule is None:
-            sentence = f"{part.name} has no rule named {self.name!r}: write one, or use another arithmetic"
-            raise ArchitectureError(sentence, subject=part.name)
-        return rule(x, block, self, inside)
