@@ -11,13 +11,12 @@ none of the arithmetics. To add a remedy, write its file and add one line to the
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rankscope.remedies.catalogue import BUILT_IN
 from rankscope.remedies.names import REMEDY_FILES
-from rankscope.remedies.shaping import PatternShaping
 
 if TYPE_CHECKING:
     from rankscope.remedies.base import Claim, NamedRemedy, Remedy, TheoryNote
-    from rankscope.remedies.catalogue import REMEDIES, remedy
+    from rankscope.remedies.catalogue import BUILT_IN, REMEDIES, remedy
+    from rankscope.remedies.shaping import PatternShaping
 
 __all__ = [
     "BUILT_IN", "Claim", "NamedRemedy", "PatternShaping", "REMEDIES", "REMEDY_FILES", "Remedy", "TheoryNote", "remedy",
@@ -25,8 +24,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Names of remedies are read without torch, by the command line: what needs it is imported when asked for.
+    # The command line reads the names of remedies without torch: what needs it is imported when asked for.
     if name not in __all__:
         raise AttributeError(f"module 'rankscope.remedies' has no attribute {name!r}")
-    home = "catalogue" if name in ("REMEDIES", "remedy") else "base"
-    return getattr(import_module(f"rankscope.remedies.{home}"), name)
+    homes = dict.fromkeys(("BUILT_IN", "REMEDIES", "remedy"), "catalogue") | {"PatternShaping": "shaping"}
+    return getattr(import_module(f"rankscope.remedies.{homes.get(name, 'base')}"), name)
