@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError, require, require_one_of
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.checks import DEEPEST
+from rankscope.nets.fields import DEEPEST
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike, mask_spec
 from rankscope.nets.norms import Norm
