@@ -25,7 +25,7 @@ def _sums(small: bool) -> list[Row]:
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         if name.endswith(".bias")
         else tensor
-        for name, tensor in fresh.state().items()
+        for name, tensor in fresh.state_dict().items()
     }
     biased = Transformer.from_weights(arch, tensors)
     X = torch.randn(4, 8 if small else 128, arch.width, generator=generator, dtype=torch.float64)

@@ -35,7 +35,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def awake(arch: Architecture, seed: int = 0, size: float = 0.3) -> Transformer:
     """A random network whose biases and gains are off their initial zero and one."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = Transformer.random(arch, seed=seed, init="xavier").state()
+    tensors = Transformer.random(arch, seed=seed, init="xavier").state_dict()
     for name, tensor in tensors.items():
         if name.endswith(("bias", "gain", "correction", "sink")):
             tensors[name] = tensor + size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)

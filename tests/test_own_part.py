@@ -52,7 +52,7 @@ class Louder:
     place: ClassVar[Any] = "values"
 
     def plain(self, V: Tensor, block: Any, rules: Any, inside: Tensor) -> Tensor:
-        return V + self.b * rules.memory.setdefault("first values", V)
+        return V + self.b * rules.carried.setdefault("first values", V)
 
 
 def network(**fields: Any) -> Transformer:
@@ -65,7 +65,7 @@ def tokens(seed: int = 0) -> Tensor:
 
 
 def with_part(net: Transformer, *parts: Any) -> Transformer:
-    return Transformer.from_weights(net.arch.replace(parts=parts), net.state())
+    return Transformer.from_weights(net.arch.replace(parts=parts), net.state_dict())
 
 
 @pytest.mark.parametrize("mask", ["complete", "causal"])

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     @property
     def broken(self) -> bool:
         """True if a NaN or infinity is among the weights or tokens."""
-        return not all(bool(tensor.isfinite().all()) for tensor in (self.X, *self.net.state().values()))
+        return not all(bool(tensor.isfinite().all()) for tensor in (self.X, *self.net.state_dict().values()))
 
 
 Tensors = dict[str, Tensor]
@@ -58,7 +58,7 @@ def drawn(seed: int, kind: str | None = None, feature: str = "none") -> Case:
     if chosen["norm"] == "none" or chosen["norm_place"] == "post":
         chosen["bare_layers"] = ()
     arch = Architecture(**{**SMALL, **chosen})
-    tensors = awake(arch, seed, size=draw.choice((0.0, 0.3))).state()
+    tensors = awake(arch, seed, size=draw.choice((0.0, 0.3))).state_dict()
     tokens = draw.choice((2, 3, 4, 5))
     X = torch.randn(tokens, arch.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     X = harm(draw, chosen, tensors, X)
@@ -425,7 +425,7 @@ def _head_gates(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tup
 
 
 def _multiplied(net: Transformer, end: str, factor: float) -> Transformer:
-    state = {name: tensor * factor if name.endswith(end) else tensor for name, tensor in net.state().items()}
+    state = {name: tensor * factor if name.endswith(end) else tensor for name, tensor in net.state_dict().items()}
     return Transformer.from_weights(net.arch, state)
 
 
@@ -462,7 +462,7 @@ def _remedies(draw: random.Random, fields: dict[str, Any], harsh: bool) -> tuple
 
     def onto(net: Transformer) -> Transformer:
         net = net.with_remedy(name, **numbers)
-        state, generator = net.state(), torch.Generator().manual_seed(seed)
+        state, generator = net.state_dict(), torch.Generator().manual_seed(seed)
         for each, tensor in state.items():
             if ".parts." in each or (name == "gate" and "attention.gate" in each):
                 state[each] = tensor + size * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)

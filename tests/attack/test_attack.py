@@ -260,7 +260,7 @@ def test_a_saturated_tanh_without_its_skip_has_a_residual() -> None:
     arch = Architecture(
         layers=1, width=4, heads=1, activation="tanh", mlp_skip=0.0, norm="none", attention_skip=1.0, mlp_width=4
     )
-    tensors = Transformer.random(arch, seed=0, init="xavier").state()
+    tensors = Transformer.random(arch, seed=0, init="xavier").state_dict()
     tensors["layers.0.mlp.up.bias"] = torch.full_like(tensors["layers.0.mlp.up.bias"], 25.0)
     net = Transformer.from_weights(arch, tensors)
     found = measure(net, 0.1 * normal(1, 4, 4), metrics="mu").curve("mu", "log10")[0, 1]

@@ -228,7 +228,7 @@ PAPERS: dict[str, tuple[Paper, dict[str, Any], dict[str, Any]]] = {
 
 
 def in_torch(net: Transformer, X: Tensor, paper: Paper) -> list[Tensor]:
-    states, kept, state = [X], dict[str, Any](), net.state()
+    states, kept, state = [X], dict[str, Any](), net.state_dict()
     for layer in range(net.arch.layers):
         prefix = f"layers.{layer}."
         weights = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -239,7 +239,7 @@ def in_torch(net: Transformer, X: Tensor, paper: Paper) -> list[Tensor]:
 def stirred(net: Transformer) -> Transformer:
     """The numbers that remedies train, off their start."""
     state = {name: tensor + 0.5 * normal(*tensor.shape, seed=place) if "parts." in name or "gate." in name else tensor
-             for place, (name, tensor) in enumerate(net.state().items())}  # fmt: skip
+             for place, (name, tensor) in enumerate(net.state_dict().items())}  # fmt: skip
     return Transformer.from_weights(net.arch, state)
 
 
@@ -350,7 +350,7 @@ def test_features_are_their_papers(name: str) -> None:
     net = net.with_memory(normal(1, 5, 4, seed=9)) if name == "cross" else net
     state = {
         key: tensor + normal(*tensor.shape, seed=4) if "correction" in key else tensor
-        for key, tensor in net.state().items()
+        for key, tensor in net.state_dict().items()
     }
     net = replace(net, weights=Transformer.from_weights(net.arch, state).weights)
     for true, mine in zip(in_torch(net, X, paper), reference_states(net, X), strict=True):
@@ -361,7 +361,7 @@ def test_rotated_keys_beside_a_latent_are_those_of_deepseek() -> None:
     """k = [k_C, RoPE(W_KR x)]: the rotated half of every head's key is one and the same, read off x itself."""
     arch = Architecture(layers=1, width=4, heads=2, head_width=4, key_latent=3, norm="none", mlp="none", biases=False,
                         positions="rotary", rotary_share=0.5, rotary_pairs="adjacent")  # fmt: skip
-    state, X = awake(arch, seed=3).state(), normal(5, 4, seed=8)
+    state, X = awake(arch, seed=3).state_dict(), normal(5, 4, seed=8)
     key = state["layers.0.attention.key.weight"]  # [latent and beside it, head, head_width]
     key[:3, :, :2] = 0.0
     key[3:] = torch.eye(2, 4, dtype=torch.float64)[:, None]
@@ -397,7 +397,7 @@ def test_a_zero_token_under_a_norm_without_eps_stays_zero_and_any_other_has_leng
 
 def test_what_depends_on_a_nan_is_none_and_the_rest_is_read() -> None:
     arch = Architecture(layers=2, width=4, heads=2, norm="none", mlp="none", biases=False, mask="causal")
-    state = awake(arch, seed=1).state()
+    state = awake(arch, seed=1).state_dict()
     state["layers.0.attention.query.weight"][0, 1, 0] = torch.nan
     with mp.workdps(40):
         found = readings(Transformer.from_weights(arch, state), normal(3, 4, seed=2))

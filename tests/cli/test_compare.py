@@ -123,7 +123,7 @@ def test_hidden_states_of_checkpoints_of_one_shape_are_compared(tmp_path: Path) 
     """Two networks of nearly one curve are not alike: by how much their outputs differ is said."""
     one, other = fresh("bert-tiny", seed=0), fresh("bert-tiny", seed=0)
     moved = {name: x + x.std() * torch.randn_like(x) if "mlp" in name and x.ndim > 1 else x
-             for name, x in other.state().items()}  # fmt: skip
+             for name, x in other.state_dict().items()}  # fmt: skip
     other = replace(Transformer.from_weights(other.arch, moved), origin=other.origin)
     one.save(tmp_path / "one")
     other.save(tmp_path / "other")

@@ -40,7 +40,7 @@ def total(terms: list[Term]) -> Array:
 
 def terms_of(net: Transformer, X: Tensor) -> list[Term]:
     """All terms of a sample `[token, width]`; they add up to the output."""
-    arch, state = net.arch, {name: tensor.numpy() for name, tensor in net.state().items()}
+    arch, state = net.arch, {name: tensor.numpy() for name, tensor in net.state_dict().items()}
     P = [each[0].numpy() for each in net.run(X[None], attention=True).attention]
     group = arch.heads // arch.key_heads
 

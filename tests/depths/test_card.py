@@ -243,7 +243,7 @@ def test_streamed_layers_give_the_same_card(tmp_path: Path) -> None:
 
 def test_what_rounding_may_change_as_much_is_marked() -> None:
     net = awake(Architecture(**SIZE))
-    state = net.state()
+    state = net.state_dict()
     state["layers.1.attention.output.weight"][2] = 0  # this head adds nothing
     state["layers.2.attention.output.weight"][0] *= 1e-15  # and this one less than can be seen
     card = depth(Transformer.from_weights(net.arch, state), normal(2, 6, 16))
@@ -254,7 +254,7 @@ def test_what_rounding_may_change_as_much_is_marked() -> None:
 
 def test_single_precision_has_its_own_floor() -> None:
     net = awake(Architecture(**SIZE))
-    state = net.state()
+    state = net.state_dict()
     state["layers.0.attention.output.weight"][1] *= 1e-9
     net, X = Transformer.from_weights(net.arch, state), normal(2, 6, 16)
     double, single = depth(net, X), depth(net.to(torch.float32), X)
@@ -276,7 +276,7 @@ def test_ranks_before_and_after_norms_are_those_of_the_centred_tokens() -> None:
     X = normal(7, 2) @ normal(2, 16, seed=1) + normal(1, 16, seed=2)  # a plane that misses the origin
     card = depth(net, X[None])
     after = X / (X.square().mean(-1, keepdim=True) + net.arch.norm_eps).sqrt()
-    after = after * net.state()["layers.0.attention_norm.gain"]
+    after = after * net.state_dict()["layers.0.attention_norm.gain"]
     expected = [int(torch.linalg.matrix_rank(Z - Z.mean(0), rtol=1e-10)) for Z in (X, after)]
     row = card.norms.row(0, named=True)
     assert [row["rank_before"], row["rank_after"]] == expected == [2, 3] and not row["rank_doubtful"]
@@ -304,7 +304,7 @@ def test_a_network_of_equal_layers_counts_all_of_them() -> None:
     """Without norms, attention over one token: every layer adds the same multiple of the token."""
     arch = Architecture(layers=4, width=8, heads=1, norm="none", mlp="none", biases=False)
     eye = torch.eye(8, dtype=torch.float64)
-    state = {name: torch.zeros_like(tensor) for name, tensor in Transformer.random(arch).state().items()}
+    state = {name: torch.zeros_like(tensor) for name, tensor in Transformer.random(arch).state_dict().items()}
     for layer in range(4):
         state[f"layers.{layer}.attention.value.weight"] = 0.5 * eye[:, None]
         state[f"layers.{layer}.attention.output.weight"] = eye[None]

@@ -27,7 +27,7 @@ def error(net: Transformer, layers: Any) -> float:
     """What the output loses, written out."""
     Y, Z = (
         net.run(X).output,
-        net.variant(layers=[k for k in range(net.arch.layers) if k + 1 not in layers]).run(X).output,
+        net.variant(layers=[k for k in range(1, net.arch.layers + 1) if k not in layers]).run(X).output,
     )
     return sum(float((z - y).norm() / y.norm()) for y, z in zip(Y, Z, strict=True)) / len(Y)
 
@@ -38,7 +38,7 @@ def test_one_shot_takes_the_layers_with_the_lowest_scores() -> None:
     sizes = [
         sum(
             float((t**2).sum())
-            for name, t in net.state().items()
+            for name, t in net.state_dict().items()
             if name.startswith(f"layers.{k}.") and "weight" in name
         )
         for k in range(5)
@@ -130,7 +130,8 @@ def test_too_many_sets_are_refused() -> None:
 def test_a_network_that_breaks_down_is_refused() -> None:
     net = made()
     broken = {
-        name: tensor * (float("inf") if name == "layers.2.mlp.up.weight" else 1) for name, tensor in net.state().items()
+        name: tensor * (float("inf") if name == "layers.2.mlp.up.weight" else 1)
+        for name, tensor in net.state_dict().items()
     }
     with raises(ArchitectureError, "by"):
         cut(Transformer.from_weights(net.arch, broken), X, by="influence", search="one_shot")
@@ -200,9 +201,9 @@ def test_the_first_layer_leaves_what_it_keeps_for_all(tmp_path: Path) -> None:
     net = load(model)
     short = load(write_shortened(model, net, [1], tmp_path))
     cut_net = net.without(layers=[1])
-    assert short.state().keys() == cut_net.state().keys()
-    for name, tensor in short.state().items():
-        assert torch.equal(tensor, cut_net.state()[name])
+    assert short.state_dict().keys() == cut_net.state_dict().keys()
+    for name, tensor in short.state_dict().items():
+        assert torch.equal(tensor, cut_net.state_dict()[name])
     assert load(model).fingerprint == net.fingerprint  # the model itself is as it was
 
 

@@ -78,7 +78,7 @@ class Network:
 
     def __init__(self, net: Transformer) -> None:
         self.arch: Architecture = net.arch
-        self.tensors = {name: exact(tensor) for name, tensor in net.state().items()}
+        self.tensors = {name: exact(tensor) for name, tensor in net.state_dict().items()}
         self.memory: Any = None if net.memory is None else exact(net.memory.tokens[0][net.memory.valid[0]])
         self._tables: dict[tuple[int, int], Any] = {}
 

@@ -83,7 +83,7 @@ def test_signs_at_the_cap_that_rounding_decides_are_marked() -> None:
     """A query that is zero but for rounding, divided by 1e-22: its scores are plus or minus the cap by chance."""
     arch = Architecture(layers=1, width=4, heads=2, norm="none", mlp="none", biases=False, divisor=1e-22, score_cap=5.0)
     for seed in range(6):
-        tensors, X = awake(arch, seed).state(), normal(1, 3, 4, seed=seed)
+        tensors, X = awake(arch, seed).state_dict(), normal(1, 3, 4, seed=seed)
         W, token = tensors["layers.0.attention.query.weight"], X[0, 0]
         across = torch.outer(token, token @ W.flatten(1)) / (token @ token)
         tensors["layers.0.attention.query.weight"] = W - across.view_as(W)

@@ -56,7 +56,7 @@ def test_what_neither_precision_holds_stays_marked() -> None:
     X = torch.tensor([[[1.0, 1e-70, 1e-100], [1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]]], dtype=torch.float64)
     arch = Architecture(layers=2, width=3, heads=1, norm="none", mlp="none", attention_skip=0.0, mask="window:0")
     arch = arch.replace(biases=False)
-    tensors = one_head(arch).state()
+    tensors = one_head(arch).state_dict()
     added, taken = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0, 0, 1.0]]
     for layer, value in enumerate((added, taken)):
         tensors[f"layers.{layer}.attention.value.weight"] = torch.tensor(value, dtype=torch.float64)[:, None]

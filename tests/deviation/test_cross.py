@@ -44,7 +44,7 @@ def test_tokens_meet_far_below_float64() -> None:
     """What tokens differ by goes through a causal attention and the queries of a cross-attention to first
     order: below float64 it falls at one rate, however small it is."""
     arch = Architecture(**SMALL, **BARE, mask="causal").replace(layers=60)
-    net = awake(arch, 3).variant(layers=[0] * 60).with_memory(normal(1, 5, 8, seed=9))
+    net = awake(arch, 3).variant(layers=[1] * 60).with_memory(normal(1, 5, 8, seed=9))
     found = measure(net, normal(1, 4, 8, seed=4), metrics="residual", check=False).curve("residual", "log10")[0]
     rates = found[41:] - found[40:-1]
     assert float(found[-1]) < -30 and float(rates.max() - rates.min()) < 1e-6

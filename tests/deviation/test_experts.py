@@ -72,7 +72,7 @@ def test_equal_tokens_on_either_side_of_a_choice_come_apart(renormalised: bool) 
     arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp="experts", experts=experts,
                         attention_skip=1.0, mlp_skip=0.0, biases=False)  # fmt: skip
     net = awake(arch)
-    tensors = net.state() | {"layers.0.attention.output.weight": torch.zeros(1, 4, 4, dtype=torch.float64)}
+    tensors = net.state_dict() | {"layers.0.attention.output.weight": torch.zeros(1, 4, 4, dtype=torch.float64)}
     tensors["layers.0.experts.router.weight"] = torch.tensor([[1.0, -1.0], *[[0.0, 0.0]] * 3]).double()
     net = Transformer.from_weights(arch, tensors)
     X = normal(1, 1, 4).expand(1, 3, 4).clone()
@@ -91,7 +91,7 @@ def test_an_expert_of_next_to_no_weight_beside_one_that_gives_nothing(renormalis
     experts = Experts(number=2, chosen=2, width=3, renormalised=renormalised, sigmoid=sigmoid)
     arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp="experts", experts=experts, activation="silu",
                         mlp_skip=0.0, biases=False)  # fmt: skip
-    tensors = awake(arch).state()
+    tensors = awake(arch).state_dict()
     tensors["layers.0.experts.router.weight"] = torch.tensor([[0.0, -1500.0], *[[0.0, 0.3]] * 3]).double()
     tensors["layers.0.experts.down.weight"][0] = 0.0
     tensors["layers.0.attention.output.weight"] *= 0.0

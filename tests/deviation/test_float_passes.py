@@ -83,7 +83,7 @@ def test_what_float64_and_float32_hide_alike_is_not_left_to_them() -> None:
     short = X.clone()
     short[0, 2] *= 1e-40
     assert not bool(FloatPasses(PassInputs.of(net, short)).last.sees)
-    tensors = net.state()
+    tensors = net.state_dict()
     tensors["layers.0.attention.query.weight"] = tensors["layers.0.attention.query.weight"] * 1e9
     steep = Transformer.from_weights(net.arch, tensors)
     assert len(trusted_layers(steep, X)) == 1

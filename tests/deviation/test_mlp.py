@@ -125,7 +125,7 @@ def test_a_shut_gate_beside_an_open_one_that_lets_nothing_through(activation: An
         layers=1, width=2, heads=1, norm="none", mlp="gated", activation=activation, mlp_width=2, mlp_skip=0.0,
         biases=False,
     )  # fmt: skip
-    state = Transformer.random(arch).to(torch.float64).state()
+    state = Transformer.random(arch).to(torch.float64).state_dict()
     tensors = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     tensors["layers.0.mlp.gate.weight"] = torch.tensor([[500.0, -900.0], [0.0, 0.0]], dtype=torch.float64)
     tensors["layers.0.mlp.up.weight"] = torch.tensor([[0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)

@@ -51,7 +51,7 @@ def _narrow(eps: float, **weights: list[float]) -> Transformer:
         layers=1, width=3, heads=1, head_width=1, value_width=3, query_norm=True, norm="none", mlp="none", biases=(),
         norm_eps=eps,
     )  # fmt: skip
-    tensors = Transformer.random(arch, init="xavier").to(torch.float64).state()
+    tensors = Transformer.random(arch, init="xavier").to(torch.float64).state_dict()
     for name, column in weights.items():
         tensors[f"layers.0.attention.{name}.weight"] = torch.tensor(column, dtype=torch.float64)[:, None, None]
     return Transformer.from_weights(arch, tensors)

@@ -74,7 +74,7 @@ def test_masks_and_relative_positions_make_the_fall_exponential(change: dict[str
     The factor is bounded away from 0: over 40 layers its log varies, but does not grow."""
     arch = Architecture(layers=40, width=32, heads=2, **change)
     net = Transformer.random(arch, seed=1, init="xavier").variant("san")
-    state = net.state()
+    state = net.state_dict()
     for name, tensor in state.items():
         if name.endswith(("bias_table", "content_bias", "position_bias")):
             noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -113,7 +113,7 @@ def test_a_thousand_layers_stay_in_range(mask: str, name: str, gain: float, laye
     """Collapse to 10^(-10^299) or growth beyond 10^308: every number stays a number."""
     arch = Architecture(layers=4, width=8, heads=2, mask=mask, biases=False)
     net = Transformer.random(arch, seed=1, init="xavier").variant(name).variant(layers=layers)
-    tensors = {k: gain * v if k.endswith("weight") else v for k, v in net.state().items()}
+    tensors = {k: gain * v if k.endswith("weight") else v for k, v in net.state_dict().items()}
     net = Transformer.from_weights(net.arch, tensors)
     names = ["relative_residual", "mu", "mean_cosine_gap", "dobrushin", "residual_effective_rank"]
     for step in propagate(net, tokens(5, 8, batch=2)):

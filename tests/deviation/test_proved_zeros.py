@@ -31,7 +31,7 @@ def sharp_beside_zero(sharpness: float, **fields: Any) -> tuple[Transformer, Ten
     arch = Architecture(
         layers=1, width=2, heads=1, norm="scale", norm_eps=0.0, mlp="none", attention_skip=0.0, **fields
     )
-    tensors, name = awake(arch, 3, size=0.0).state(), "layers.0.attention"
+    tensors, name = awake(arch, 3, size=0.0).state_dict(), "layers.0.attention"
     tensors[f"{name}.query.bias"] = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     tensors[f"{name}.key.bias"] = torch.tensor([[sharpness, 0.0]], dtype=torch.float64)
     tensors[f"{name}.query.weight"] = torch.tensor([[[-1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_a_token_below_the_range_matters_where_eps_of_the_norm_leaves_something_
     3e-8 of 1e-10. Beside tokens of 1e100 that is 3e-38, nothing. An MLP with biases hides the zero from later looks."""
     net, X = sharp_beside_zero(9000.0, norm_place="post")
     arch = replace(net.arch, norm_eps=1e-5, mlp="plain", mlp_width=4, mlp_skip=0.0)
-    tensors = awake(arch, 3, size=0.3).state() | {n: x for n, x in net.state().items() if ".attention." in n}
+    tensors = awake(arch, 3, size=0.3).state_dict() | {n: x for n, x in net.state_dict().items() if ".attention." in n}
     for name in ("query", "key"):  # scores are the same at any size
         tensors[f"layers.0.attention.{name}.weight"] = tensors[f"layers.0.attention.{name}.weight"] / size
     table = measure(Transformer.from_weights(arch, tensors), size * X, metrics=METRICS).table
@@ -95,7 +95,7 @@ PROVED: dict[str, tuple[dict[str, Any], str]] = {
 def test_weights_of_zero_leave_zeros_that_are_proved(case: str, norm: Any, confirm: bool) -> None:
     fields, end = PROVED[case]
     arch = Architecture(layers=2, width=4, heads=2, norm=norm, norm_eps=0.0, **fields)
-    tensors = awake(arch, 1).state()
+    tensors = awake(arch, 1).state_dict()
     tensors |= {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if name.endswith(end)}
     profile = measure(Transformer.from_weights(arch, tensors), normal(1, 3, 4), metrics="residual", confirm=confirm)
     assert profile.curve("residual")[0, 1:].tolist() == [0.0, 0.0]
@@ -118,7 +118,7 @@ def test_a_relu_that_is_shut_leaves_a_zero_that_is_proved() -> None:
         layers=1, width=3, heads=1, norm="rms", norm_place="post", norm_eps=0.0, activation="relu", mlp_skip=0.0,
         biases=False, mlp_width=3,
     )  # fmt: skip
-    tensors = awake(arch, 0).state()
+    tensors = awake(arch, 0).state_dict()
     tensors["layers.0.attention.output.weight"] = torch.zeros_like(tensors["layers.0.attention.output.weight"])
     eye = torch.eye(3, dtype=torch.float64)
     tensors["layers.0.mlp.up.weight"] = tensors["layers.0.mlp.down.weight"] = eye
@@ -153,7 +153,7 @@ def test_experts_leave_a_token_of_zeros_where_they_have_no_bias(biases: bool) ->
     experts = Experts(number=3, chosen=2, width=3, biases=biases)
     arch = Architecture(layers=2, width=4, heads=2, norm="rms", norm_place="sandwich", norm_eps=0.0, mask="causal",
                         mlp="experts", experts=experts)  # fmt: skip
-    tensors = awake(arch, 4).state()
+    tensors = awake(arch, 4).state_dict()
     tensors = {name: tensor * 0.0 if name.endswith("bias") else tensor for name, tensor in tensors.items()}
     X = normal(1, 4, 4)
     X[:, 0] = 0.0

@@ -39,7 +39,7 @@ def test_one_token_only_padding_and_silent_heads() -> None:
     nothing = measure(net, tokens(4, 8), torch.ones(1, 4, dtype=torch.bool))
     assert bool(nothing.curve("residual").isnan().all())
     assert bool(nothing.curve("residual", "log10").isnan().all())
-    state = {k: torch.zeros_like(v) if ".query." in k else v for k, v in net.state().items()}
+    state = {k: torch.zeros_like(v) if ".query." in k else v for k, v in net.state_dict().items()}
     for silent in (net.variant(heads=[]), Transformer.from_weights(net.arch, state)):
         X = tokens(5, 8)
         for plain, step in zip(silent.steps(X), propagate(silent, X), strict=True):

@@ -64,9 +64,8 @@ def test_a_given_network_keeps_its_weights_and_gets_a_longer_table() -> None:
     net = Transformer.random(SMALL.replace(positions="absolute", length=4), seed=3, init="xavier")
     made = forecast(net, **OPTIONS).design.model().network()
     assert made.arch.length == 12
-    torch.testing.assert_close(
-        made.state()["layers.0.attention.query.weight"], net.state()["layers.0.attention.query.weight"].float()
-    )
+    query = "layers.0.attention.query.weight"
+    torch.testing.assert_close(made.state_dict()[query], net.state_dict()[query].float())
 
 
 def test_the_table_has_what_is_measured_beside_theory(found: Forecast) -> None:

@@ -86,7 +86,7 @@ def test_gradients_are_proportional_to_the_cotangent_however_small_it_is() -> No
 
 def test_products_over_depth_do_not_underflow() -> None:
     net = awake(Architecture(layers=8, width=2, heads=1, **PURE), size=1.0)
-    tensors = {name: t * 1e-50 if name.endswith("output.weight") else t for name, t in net.state().items()}
+    tensors = {name: t * 1e-50 if name.endswith("output.weight") else t for name, t in net.state_dict().items()}
     net = Transformer.from_weights(net.arch, tensors)  # biases keep the tokens, gradients fall by 1e-50 in a layer
     X, R = normal(1, 2, 2), normal(1, 2, 2, seed=1)
     profile, reference = gradients(net, X, R), by_differences(net, X[0], R[0], ("tokens",), 1300)["tokens"]
@@ -132,7 +132,7 @@ def test_rounding_on_which_passes_agree_is_marked(seed: int) -> None:
 
 def test_scores_that_biases_of_values_drown_are_marked() -> None:
     net = awake(Architecture(layers=1, width=4, heads=1, **PURE))
-    tensors = {name: t * 1e-20 if name.endswith("value.weight") else t for name, t in net.state().items()}
+    tensors = {name: t * 1e-20 if name.endswith("value.weight") else t for name, t in net.state_dict().items()}
     profile = gradients(Transformer.from_weights(net.arch, tensors), normal(1, 3, 4))
     assert profile.tokens.below_floor.tolist() == [True, False]
 
@@ -143,7 +143,7 @@ def test_scores_that_biases_of_values_drown_are_marked() -> None:
 )
 def test_tokens_may_vanish(fields: dict[str, Any]) -> None:
     arch = Architecture(layers=4, width=2, heads=1, mlp_width=2, mlp_skip=0.0, **{**PURE, **fields})
-    tensors = Transformer.random(arch, init="xavier").state()
+    tensors = Transformer.random(arch, init="xavier").state_dict()
     shrunk = ("value.weight", "output.weight", "up.weight", "down.weight")
     net = Transformer.from_weights(
         arch, {name: t * 1e-24 if name.endswith(shrunk) else t for name, t in tensors.items()}

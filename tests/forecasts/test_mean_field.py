@@ -55,7 +55,7 @@ def test_uniform_attention_beside_skips_is_that_of_noci() -> None:
     net = Transformer.random(arch).with_remedy("sqrtl")
     tensors = {
         name: math.sqrt(1 / width) * tensor / tensor.square().mean().sqrt() if name.endswith("weight") else tensor
-        for name, tensor in net.state().items()
+        for name, tensor in net.state_dict().items()
     }
     X = 0.8 * normal(1, 1, width, seed=0) + 0.6 * normal(1, n, width, seed=1)
     first, *_, last = mean_field(Transformer.from_weights(net.arch, tensors), X, draws=1)

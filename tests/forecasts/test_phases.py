@@ -19,7 +19,7 @@ from tests.builders import normal
 def random_network(arch: Architecture, beta: float, tokens: int, gain: float = 1.0, seed: int = 0) -> Transformer:
     """Scores of tokens of mean square 1 have the standard deviation `beta sqrt(ln n)`; every other linear map
     multiplies mean squares by `gain`, values and output together too."""
-    scores, tensors = beta * math.sqrt(math.log(tokens)), Transformer.random(arch, seed=seed).state()
+    scores, tensors = beta * math.sqrt(math.log(tokens)), Transformer.random(arch, seed=seed).state_dict()
     for place, (name, tensor) in enumerate(tensors.items()):
         if name.endswith("weight"):
             inputs = tensor.shape[0] * tensor.shape[1] if name.endswith("output.weight") else tensor.shape[0]
@@ -156,7 +156,7 @@ def pattern_moments(net: Transformer, X: Tensor) -> tuple[float, float]:
 
 def gradients(net: Transformer, X: Tensor, seed: int) -> tuple[float, float]:
     """Mean squares of gradients of `<output, R>` by autograd: at tokens, and at weights of queries over n."""
-    tensors = net.state()
+    tensors = net.state_dict()
     query = tensors["layers.0.attention.query.weight"].requires_grad_()
     tokens, net = X.clone().requires_grad_(), Transformer.from_weights(net.arch, tensors)
     loss = (net.run(tokens).output * normal(*X.shape, seed=seed)).sum()

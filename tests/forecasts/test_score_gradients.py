@@ -25,7 +25,7 @@ COLLAPSED: dict[str, dict[str, Any]] = {
 
 
 def scaled_queries(net: Transformer, gain: float) -> Transformer:
-    tensors = {name: t * gain if name.endswith("query.weight") else t for name, t in net.state().items()}
+    tensors = {name: t * gain if name.endswith("query.weight") else t for name, t in net.state_dict().items()}
     return Transformer.from_weights(net.arch, tensors)
 
 

@@ -40,7 +40,7 @@ def tokens(seed: int = 1) -> Tensor:
 def test_its_numbers_are_those_of_the_plain_rules(kind: str, padding: Tensor | None) -> None:
     net = Transformer.random(ARCH.replace(**KINDS[kind]), init="xavier").with_remedy("attnscale", w=0.3)
     module, run = Trainable(net), net.run(tokens(), padding)
-    assert set(module.state_dict()) == set(net.state())
+    assert set(module.state_dict()) == set(net.state_dict())
     assert torch.equal(module(tokens(), padding), run.output)
     for mine, theirs in zip(module.states(tokens(), padding), run.states, strict=True):
         assert torch.equal(mine, theirs)
@@ -63,7 +63,7 @@ def test_a_decoder_reads_its_memory_in_any_dtype() -> None:
 def test_what_is_learnt_is_saved_and_loads_again(tmp_path: Path) -> None:
     """Tensors of a remedy are trained with the rest; the network that was given stays as it was."""
     net = Transformer.random(ARCH, init="xavier").with_remedy("attnscale", w=0.0)
-    before = {name: each.clone() for name, each in net.state().items()}
+    before = {name: each.clone() for name, each in net.state_dict().items()}
     module = Trainable(net)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     (module(tokens()) * tokens(2)).sum().backward()
@@ -73,11 +73,11 @@ def test_what_is_learnt_is_saved_and_loads_again(tmp_path: Path) -> None:
     again = rankscope.load(learnt.save(tmp_path / "net"))
     assert again.fingerprint == learnt.fingerprint and again.arch == net.arch
     assert torch.equal(again.run(tokens()).output, module(tokens()))
-    for name, tensor in again.state().items():
+    for name, tensor in again.state_dict().items():
         moved = not torch.equal(tensor, before[name])
         assert moved or name.endswith("key.bias")  # of a softmax it changes nothing
-        assert torch.equal(net.state()[name], before[name])
-    assert bool((again.state()["layers.1.parts.attnscale.w"] != 0).all())
+        assert torch.equal(net.state_dict()[name], before[name])
+    assert bool((again.state_dict()["layers.1.parts.attnscale.w"] != 0).all())
 
 
 @pytest.mark.parametrize("remedy", ["attnscale:w=0.3", "centred", None])
@@ -174,8 +174,8 @@ def test_at_first(start: str) -> None:
     net, module = network(), Trainable(network())
     reparametrise(module, start)
     assert sum(isinstance(part, SigmaReparam) for part in module.modules()) == 2 * len(NAMES)
-    for name, weight in module.network().state().items():
-        before = net.state()[name]
+    for name, weight in module.network().state_dict().items():
+        before = net.state_dict()[name]
         if name.endswith(".weight"):
             norm = np.linalg.svd(flat(name, before), compute_uv=False)[0]
             expected = before if start == "sigma" else before / norm

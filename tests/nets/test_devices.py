@@ -70,9 +70,9 @@ def test_models_are_loaded_the_same(mode: str) -> None:
     from transformers import GPT2Config, GPT2Model
 
     model = GPT2Model(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=50))
-    expected = [load(model).state(), fresh("bert-tiny", seed=3).state()]
+    expected = [load(model).state_dict(), fresh("bert-tiny", seed=3).state_dict()]
     with MODES[mode]():
-        found = [load(model).state(), fresh("bert-tiny", seed=3).state()]
+        found = [load(model).state_dict(), fresh("bert-tiny", seed=3).state_dict()]
     for mine, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 

@@ -44,7 +44,7 @@ def test_dropout_is_on_the_embedding_the_attention_and_what_heads_add() -> None:
     """Against the layer written out, with zeros drawn in the same order."""
     arch = Architecture(layers=2, width=8, heads=2, mlp="none", norm="layer", norm_place="post")
     net = Transformer.random(arch, seed=2)
-    state = net.state()
+    state = net.state_dict()
     X = torch.randn(3, 5, 8, dtype=torch.float64)
     draw = torch.Generator().manual_seed(6)
 

@@ -116,7 +116,7 @@ def test_sinks_are_weights_that_another_kernel_lacks() -> None:
         and float(profile.manifest.networks[0].checks["largest_row_sum_defect"]) > 0.01
     )
     soft = net.variant(kernel="softmax")
-    assert not any("sink" in name for name in soft.state()) and soft.run(X).output.shape == X.shape
+    assert not any("sink" in name for name in soft.state_dict()) and soft.run(X).output.shape == X.shape
     with raises(ArchitectureError, "kernel"):
         soft.variant(kernel="sink")
     with raises(ArchitectureError, "cross_attention"):

@@ -18,7 +18,7 @@ LATENT: dict[str, Any] = {"layers": 1, "width": 8, "heads": 2, "head_width": 6, 
 def test_cross_attention_is_its_formula() -> None:
     """One bare layer whose own attention adds nothing: X + sum_h softmax(X Q (M K)^T / sqrt c) M V O."""
     arch = Architecture(**{**CROSS, "layers": 1}, mlp="none", norm="none", biases=False)
-    tensors = awake(arch, 3).state()
+    tensors = awake(arch, 3).state_dict()
     tensors["layers.0.attention.output.weight"] = torch.zeros(2, 4, 8, dtype=torch.float64)
     X, M = normal(1, 5, 8, seed=1), normal(1, 7, 8, seed=2)
     run = Transformer.from_weights(arch, tensors).with_memory(M).run(X, attention=True)

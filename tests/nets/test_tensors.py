@@ -1,4 +1,4 @@
-"""The tensors of a network by name: what `state` gives, `from_weights` takes, and nothing else."""
+"""The tensors of a network by name: what `state_dict` gives, `from_weights` takes, and nothing else."""
 
 import math
 from typing import Any
@@ -21,15 +21,15 @@ BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
 def test_state_and_from_weights_are_inverse_for_variants_too(arch: Architecture, seed: int) -> None:
     net = Transformer.random(arch, seed=seed, init="xavier")
     for each in (net, net.variant(norm=False), net.variant(mlp=False, layers=5), net.variant(skip=0.3)):
-        again = Transformer.from_weights(each.arch, each.state())
+        again = Transformer.from_weights(each.arch, each.state_dict())
         assert torch.equal(again.run(normal(2, 5, 8, seed=0)).output, each.run(normal(2, 5, 8, seed=0)).output)
         assert again.fingerprint == each.fingerprint
-        assert {name: tuple(tensor.shape) for name, tensor in each.state().items()} == shapes(each.arch)
+        assert {name: tuple(tensor.shape) for name, tensor in each.state_dict().items()} == shapes(each.arch)
 
 
 def test_weights_that_do_not_fit_are_a_sentence() -> None:
     arch = Architecture(**BASE)
-    good = Transformer.random(arch).state()
+    good = Transformer.random(arch).state_dict()
     name = "layers.1.attention.query.weight"
     with raises(WeightsError, subject="layers.1.attention.query.weight"):
         Transformer.from_weights(arch, {k: v for k, v in good.items() if k != name})
@@ -49,7 +49,7 @@ ARCH = Architecture(layers=4, width=64, heads=4, mlp_width=96)
 
 
 def weight(init: str, name: str, arch: Architecture = ARCH) -> torch.Tensor:
-    return Transformer.random(arch, init=init).state()[f"layers.0.{name}.weight"].flatten()
+    return Transformer.random(arch, init=init).state_dict()[f"layers.0.{name}.weight"].flatten()
 
 
 @pytest.mark.parametrize("name", ["attention.query", "attention.value", "attention.output", "mlp.up"])
@@ -99,6 +99,6 @@ def test_depth_scaling_divides_what_branches_add(init: str) -> None:
 
 
 def test_biases_start_at_zero_and_gains_at_one() -> None:
-    state = Transformer.random(ARCH, init="xavier").state()
+    state = Transformer.random(ARCH, init="xavier").state_dict()
     assert all(not tensor.any() for name, tensor in state.items() if name.endswith(".bias"))
     assert all(bool((tensor == 1).all()) for name, tensor in state.items() if name.endswith(".gain"))

@@ -52,7 +52,9 @@ def test_complete_uniform_attention_is_uniform_after_one_layer() -> None:
 
 def test_the_uniform_kernel_is_the_same_as_zero_queries() -> None:
     net = Transformer.random(Architecture(**BASE, mask="causal", biases=False), init="xavier")
-    zero = {name: torch.zeros_like(tensor) if ".query." in name else tensor for name, tensor in net.state().items()}
+    zero = {
+        name: torch.zeros_like(tensor) if ".query." in name else tensor for name, tensor in net.state_dict().items()
+    }
     other = Transformer.from_weights(net.arch, zero)
     assert torch.allclose(net.variant(kernel="uniform").run(tokens()).output, other.run(tokens()).output)
 
@@ -151,8 +153,8 @@ def test_a_seed_means_the_same_in_every_dtype() -> None:
     arch = Architecture(**BASE)
     double, single = Transformer.random(arch, 7), Transformer.random(arch, 7, dtype=torch.float32)
     assert single.dtype == torch.float32
-    for name, tensor in double.state().items():
-        assert torch.equal(tensor.float(), single.state()[name])
+    for name, tensor in double.state_dict().items():
+        assert torch.equal(tensor.float(), single.state_dict()[name])
     assert Transformer.random(arch, 8).fingerprint != double.fingerprint
     assert double.to(torch.float64) is double is double.to("cpu") is double.to(torch.device("cpu"))
     for single in (double.to("cpu", torch.float32), double.to(torch.float32, "cpu"), double.to(device=torch.float32)):
@@ -192,3 +194,23 @@ def test_tokens_that_do_not_fit_are_a_sentence(X: Tensor, subject: str) -> None:
 def test_the_variant_named_transformer_is_the_network_itself() -> None:
     net = Transformer.random(Architecture(**BASE))
     assert net.variant("transformer") is net
+
+
+def test_a_call_gives_the_output_of_a_run(net: Transformer, X: Tensor) -> None:
+    padding = torch.tensor([[False] * X.shape[1], [True, *[False] * (X.shape[1] - 1)]])
+    final = Transformer.random(net.arch.replace(norm_place="pre", final_norm=True))
+    for each in (net, final):
+        assert torch.equal(each(X), each.run(X).output)
+        assert torch.equal(each(X, padding), each.run(X, padding).output)
+        assert torch.equal(each(X, attention_mask=~padding), each(X, padding))
+
+
+def test_parameters_are_counted_once_and_only_those_that_are_read() -> None:
+    net = Transformer.random(Architecture(layers=3, width=8, heads=2))
+    assert net.num_parameters() == sum(tensor.numel() for tensor in net.state_dict().values())
+    layer = net.num_parameters() // 3
+    assert net.variant(layers=7).num_parameters() == 3 * layer
+    assert net.variant(layers=[2, 2]).num_parameters() == layer
+    without_mlp = net.variant(mlp=False)
+    assert without_mlp.num_parameters() == sum(tensor.numel() for tensor in without_mlp.state_dict().values())
+    assert Transformer.random(net.arch.replace(shared=True)).num_parameters() == layer

@@ -60,13 +60,13 @@ def test_pure_attention_is_a_product_of_attention_matrices(net: Transformer, X: 
 
 def test_masks_and_heads_by_layer_follow_the_layers() -> None:
     net = Transformer.random(Architecture(**BASE, mask="complete;causal;window:1"))
-    picked = net.variant(heads={2: [1]}).variant(layers=[2, 0])
+    picked = net.variant(heads={3: [1]}).variant(layers=[3, 1])
     assert [picked.arch.mask_of(k) for k in range(2)] == ["window:1", "complete"]
     assert picked.arch.kept_heads == ((1,), (0, 1))
 
 
 def test_what_is_named_along_with_layers_describes_the_new_depth(net: Transformer) -> None:
-    deep = net.variant(layers=[0] * 4, mask="complete;window:1", heads={3: [0]})
+    deep = net.variant(layers=[1] * 4, mask="complete;window:1", heads={4: [0]})
     assert [deep.arch.mask_of(k) for k in range(4)] == ["complete", "window:1"] * 2
     assert deep.arch.kept_heads == ((0, 1),) * 3 + ((0,),)
 
@@ -107,10 +107,13 @@ def test_every_part_put_back_is_the_network(net: Transformer, X: Tensor) -> None
     ("change", "subject"),
     [
         ({"layers": 0}, "layers"),
-        ({"layers": [3]}, "layers"),
+        ({"layers": [4]}, "layers"),
+        ({"layers": [0]}, "layers"),
         ({"layers": []}, "layers"),
         ({"heads": [2]}, "kept_heads"),
-        ({"heads": {3: [0]}}, "heads"),
+        ({"heads": {4: [0]}}, "heads"),
+        ({"heads": {0: [0]}}, "heads"),
+        ({"layer": 2}, "variant"),
         ({"kernel": "linformer:2"}, "kernel"),
         ({"divisor": -2.0}, "divisor"),
     ],
@@ -171,7 +174,7 @@ def stepped(net: Transformer, X: Tensor, layers: set[int]) -> Tensor:
 
 def with_zero_outputs(net: Transformer, heads: dict[int, list[int]]) -> Transformer:
     """The network with zeros in the output weights of these heads (layers from 1), and nothing else changed."""
-    tensors = {name: tensor.clone() for name, tensor in net.state().items()}
+    tensors = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for layer, chosen in heads.items():
         tensors[f"layers.{0 if net.arch.shared else layer - 1}.attention.output.weight"][chosen] = 0
     return Transformer.from_weights(net.arch, tensors)
@@ -184,7 +187,7 @@ def test_layers_that_stay_compute_as_before(name: str) -> None:
         cut = net.without(layers=layers)
         assert cut.arch.layers == 4 - len(layers) and len(cut.weights.layers) == cut.arch.layers
         torch.testing.assert_close(cut.run(X).output, stepped(net, X, layers), rtol=1e-13, atol=1e-13)
-        again = Transformer.from_weights(cut.arch, cut.state())  # what is written is what is run
+        again = Transformer.from_weights(cut.arch, cut.state_dict())  # what is written is what is run
         assert torch.equal(again.run(X).output, cut.run(X).output)
 
 
@@ -227,8 +230,8 @@ def test_heads_are_removed_for_real_where_the_architecture_can_hold_the_rest() -
     assert sizes("parallel, alibi", {k: [1] for k in each}) is None
     assert sizes("one norm of all queries", {k: [1] for k in each}) is None
     narrow, whole = made("post-norm").without(heads={k: [0, 1] for k in each}), made("post-norm")
-    count = sum(tensor.numel() for tensor in narrow.state().values())
-    assert count == sum(tensor.numel() for tensor in whole.state().values()) - 4 * (2 * (3 * (8 + 1) + 8) * 2)
+    count = sum(tensor.numel() for tensor in narrow.state_dict().values())
+    assert count == sum(tensor.numel() for tensor in whole.state_dict().values()) - 4 * (2 * (3 * (8 + 1) + 8) * 2)
     assert (narrow.arch.head_width, narrow.arch.divisor) == (whole.arch.head_width, whole.arch.divisor)
 
 
@@ -242,7 +245,7 @@ def test_layers_and_heads_go_together_by_the_numbers_of_the_whole() -> None:
 
 def test_what_was_silent_before_stays_so() -> None:
     net, X = made("post-norm"), normal(1, 5, 8)
-    before = net.variant(heads={0: [1, 2, 3]})
+    before = net.variant(heads={1: [1, 2, 3]})
     cut = before.without(heads=[(2, 0), (3, 0), (4, 0)])
     assert cut.arch.heads == 3 and cut.arch.kept_heads is None
     expected = with_zero_outputs(net, {k: [0] for k in range(1, 5)}).run(X).output

@@ -50,7 +50,7 @@ class Enumeration:
     """One sample without padding."""
 
     def __init__(self, net: Transformer, X: Tensor) -> None:
-        self.arch, self.state = net.arch, {k: v.numpy() for k, v in net.state().items()}
+        self.arch, self.state = net.arch, {k: v.numpy() for k, v in net.state_dict().items()}
         run = net.run(X[None], attention=True)
         self.P = [P[0].numpy() for P in run.attention]
         self.output = run.output[0].numpy()

@@ -73,7 +73,7 @@ def test_contraction_is_at_most_what_dobrushin_allows() -> None:
 
 
 def test_silent_heads_say_nothing_and_uniform_tokens_contract_no_more() -> None:
-    heads = decompose(network({}).variant(heads={1: [0]}), tokens()).by_head()
+    heads = decompose(network({}).variant(heads={2: [0]}), tokens()).by_head()
     silent = heads.filter(layer=2, head=1).row(0, named=True)
     assert [silent[name] for name in ("norm", "share", "residual_share", "contraction")] == [0.0] * 4
     assert heads.filter(pl.col("norm") > 0).height == 5

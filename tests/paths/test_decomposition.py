@@ -107,7 +107,7 @@ SILENT: dict[str, dict[int, list[int]]] = {"some heads silent": {0: [0], 2: [1]}
 def test_only_paths_that_exist_are_drawn_kept_and_found(case: str, silent: str) -> None:
     """A silent head has no path through it; without a skip none goes past. What is left adds up."""
     heads = SILENT[silent]
-    net, X = network(CASES[case]).variant(heads=heads), tokens()
+    net, X = network(CASES[case]).variant(heads={layer + 1: kept for layer, kept in heads.items()}), tokens()
     past = [None] if net.arch.attention_skip else []
     exist = set(product(*([*past, *heads.get(layer, [0, 1])] for layer in range(3))))
     d = decompose(net, X)
@@ -152,4 +152,8 @@ def test_keep(case: str) -> None:
     only = {0: [1], 2: [0]}
     allowed = [{None, *only.get(layer, [0, 1])} for layer in range(3)]
     through = [t for t in embedding if all(c in allowed[k] for k, c in enumerate(t.choices))]
-    close(d.keep(heads=only, biases=False)[0], sum((t.value for t in through), zero), reference.output)
+    close(
+        d.keep(heads={layer + 1: kept for layer, kept in only.items()}, biases=False)[0],
+        sum((t.value for t in through), zero),
+        reference.output,
+    )

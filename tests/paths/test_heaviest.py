@@ -40,9 +40,9 @@ def test_no_way_on_is_heavier_than_the_bound(fields: dict[str, Any], seed: int, 
     norms are attained, or nearly."""
     net, X = network(fields, seed), tokens(seed + 1, samples=2)
     if shape == "one direction":
-        net = Transformer.from_weights(net.arch, {name: _rank_one(t) for name, t in net.state().items()})
+        net = Transformer.from_weights(net.arch, {name: _rank_one(t) for name, t in net.state_dict().items()})
     elif shape == "one unit":
-        state = net.state()
+        state = net.state_dict()
         state |= {name: t * torch.eye(6, dtype=t.dtype)[0] for name, t in state.items() if name.endswith("gain")}
         net = Transformer.from_weights(net.arch, state)
     elif shape == "one token":
@@ -132,7 +132,7 @@ def test_rounding_proves_nothing(layers: int, kind: str) -> None:
     elif kind == "without their mean":
         X = 1e-9 * X + torch.randn(8, dtype=torch.float64)
         x = X.mean(1)[0]
-        state = net.state()
+        state = net.state_dict()
         value = state["layers.0.attention.value.weight"]
         state["layers.0.attention.value.weight"] = value - torch.einsum("i,j,jhk->ihk", x, x, value) / (x @ x)
         net = Transformer.from_weights(net.arch, state)
@@ -154,7 +154,7 @@ def test_rounding_proves_nothing(layers: int, kind: str) -> None:
 def test_a_tie_is_no_proof() -> None:
     """Two heads that are the same: neither outweighs the other."""
     net = attention_alone(1)
-    state = net.state()
+    state = net.state_dict()
     for name, tensor in state.items():
         head = 0 if "output" in name else 1
         state[name] = tensor.select(head, 0).unsqueeze(head).expand_as(tensor).contiguous()
@@ -206,7 +206,7 @@ def test_the_bound_of_one_token_is_its_growth_by_hand() -> None:
     tensors = {
         name: torch.eye(4, dtype=torch.float64).reshape(tensor.shape)
         * next((size for ending, size in sizes.items() if name.endswith(ending)), 0.0)
-        for name, tensor in Transformer.random(arch).state().items()
+        for name, tensor in Transformer.random(arch).state_dict().items()
     }
     d = decompose(Transformer.from_weights(arch, tensors), torch.ones(1, 1, 4, dtype=torch.float64))
     # A path takes the MLP and its skip together: the bound adds their sizes, of the first layer and of the second,

@@ -66,10 +66,10 @@ def with_random_biases(net: Transformer, spread: float = 0.25) -> Transformer:
     generator = torch.Generator().manual_seed(0)
     biases = {
         name: spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        for name, tensor in net.state().items()
+        for name, tensor in net.state_dict().items()
         if name.endswith(".bias")
     }
-    return Transformer.from_weights(net.arch, net.state() | biases)
+    return Transformer.from_weights(net.arch, net.state_dict() | biases)
 
 
 @pytest.mark.sampled(1)

@@ -88,7 +88,7 @@ def test_checks_are_in_the_manifest() -> None:
 
 def test_an_overflow_is_told_and_costs_nothing_else() -> None:
     arch = Architecture(**{**BASE, "layers": 40}, norm="none", mlp="none")
-    tensors = {name: 50 * tensor for name, tensor in Transformer.random(arch, init="xavier").state().items()}
+    tensors = {name: 50 * tensor for name, tensor in Transformer.random(arch, init="xavier").state_dict().items()}
     net = Transformer.from_weights(arch, tensors)
     tokens = torch.stack([X[0], torch.zeros_like(X[0])])
     profile = measure(net, tokens, metrics=["mu", "entropy"], arithmetic="float32")

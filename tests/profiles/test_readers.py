@@ -69,7 +69,7 @@ def test_readers_say_what_they_need_and_cost() -> None:
 
 def test_the_first_layer_that_overflows_is_the_first_of_all_batches() -> None:
     arch = Architecture(layers=40, width=8, heads=2, norm="none", mlp="none")
-    tensors = {name: 50 * tensor for name, tensor in Transformer.random(arch, init="xavier").state().items()}
+    tensors = {name: 50 * tensor for name, tensor in Transformer.random(arch, init="xavier").state_dict().items()}
     net, rising = Transformer.from_weights(arch, tensors), torch.stack([X[0], 1e10 * X[0]])
     found = [measure(net, part, arithmetic="float32", batch=1) for part in (rising[:1], rising[1:], rising)]
     slow, fast, both = (each.manifest.networks[0].checks["first_layer_not_finite"] for each in found)
@@ -94,7 +94,7 @@ def test_a_metric_of_ones_own_is_scaled_by_its_degree_beyond_floating_point() ->
     arch = Architecture(layers=8, width=8, heads=2, kernel="uniform", mask="causal", norm="none", mlp="none",
                         attention_skip=0.0, biases=False)  # fmt: skip
     net, c = Transformer.random(arch, init="xavier"), 2.0**250
-    outward = {k: c * v if ".value." in k or ".output." in k else v for k, v in net.state().items()}
+    outward = {k: c * v if ".value." in k or ".output." in k else v for k, v in net.state_dict().items()}
     found = measure(Transformer.from_weights(arch, outward), X, PADDING, [ENERGY, "mu"])
     states = net.run(X, PADDING).states
     expected = torch.stack([energy(tokens(state, PADDING)) for state in states], 1).log10()

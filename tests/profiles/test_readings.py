@@ -94,10 +94,10 @@ def test_what_is_broken_in_the_network_is_broken_in_its_readings(bad: float) -> 
     before that they are what they were."""
     net, X = Transformer.random(EVERYTHING, init="xavier"), normal(1, 3, 8)
     whole = measure(net, X, metrics=OF_ALL_KINDS).table
-    for name, tensor in net.state().items():
+    for name, tensor in net.state_dict().items():
         broken = tensor.clone()
         broken.flatten()[0] = bad
-        worse = Transformer.from_weights(EVERYTHING, {**net.state(), name: broken})
+        worse = Transformer.from_weights(EVERYTHING, {**net.state_dict(), name: broken})
         found = measure(worse, X, metrics=OF_ALL_KINDS).table
         assert found.filter(pl.col("value").is_nan())["below_floor"].all()
         for step in worse.steps(X):

@@ -22,7 +22,7 @@ def network(mask: str = "complete", variant: str = "transformer", **fields: Any)
 
 def scores(net: Transformer, prefix: str = "layers.0.attention") -> Tensor:
     """q . k / sqrt(head_width) of the first layer, from its tensors."""
-    state = net.state()
+    state = net.state_dict()
     names = ("query", "key") if "parts" in prefix else ("query.weight", "key.weight")
     q, k = (torch.einsum("btd,dhc->bhtc", X, state[f"{prefix}.{name}"]) for name in names)
     return q @ k.mT / math.sqrt(net.arch.head_width)

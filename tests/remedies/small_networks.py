@@ -33,7 +33,7 @@ def small(**fields: Any) -> Transformer:
 
 def stirred(net: Transformer, size: float = 0.3) -> Transformer:
     """The numbers that its parts train, moved."""
-    state = net.state()
+    state = net.state_dict()
     for place, (name, tensor) in enumerate(state.items()):
         if ".parts." in name:
             state[name] = tensor + size * normal(*tensor.shape, seed=place)

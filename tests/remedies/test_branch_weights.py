@@ -55,22 +55,22 @@ def test_every_digit_below_float64(name: str) -> None:
 @pytest.mark.parametrize("name", ["rezero", "skipinit"])
 def test_at_first_a_layer_is_the_identity_without_norms(name: str) -> None:
     net, X = small(norm_place="post").with_remedy(name), normal(2, 5, 4)
-    assert net.arch.norm == "none" and not any("_norm" in each for each in net.state())
+    assert net.arch.norm == "none" and not any("_norm" in each for each in net.state_dict())
     assert torch.equal(net.run(X).output, X)
 
 
 def test_rezero_has_one_number_a_layer_and_skipinit_one_a_branch() -> None:
     plain = small()
     for name, numbers in (("rezero", 1), ("skipinit", 2)):
-        held = [each for each in plain.with_remedy(name).state() if each.startswith("layers.1.parts.")]
+        held = [each for each in plain.with_remedy(name).state_dict() if each.startswith("layers.1.parts.")]
         assert len(held) == numbers
-    assert len([e for e in small(mlp="none").with_remedy("skipinit").state() if ".1.parts." in e]) == 1
+    assert len([e for e in small(mlp="none").with_remedy("skipinit").state_dict() if ".1.parts." in e]) == 1
 
 
 def test_a_deeper_variant_has_branches_of_its_own_depth() -> None:
     net, X = small().with_remedy("sqrtl"), normal(2, 5, 4)
-    deeper = net.variant(layers=[0, 1, 2, 0])
-    alone = Transformer.from_weights(deeper.arch, deeper.state())
+    deeper = net.variant(layers=[1, 2, 3, 1])
+    alone = Transformer.from_weights(deeper.arch, deeper.state_dict())
     assert torch.equal(deeper.run(X).output, alone.run(X).output)
     check(deeper, Weighted(deeper))
 
@@ -118,7 +118,7 @@ def test_heaviest_paths_are_proved(name: str) -> None:
 def test_saved_and_read_back(name: str) -> None:
     net = stirred(small(norm_place="pre").with_remedy(name))
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
-    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+    assert Transformer.from_weights(net.arch, net.state_dict()).fingerprint == net.fingerprint
 
 
 @pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])

@@ -16,7 +16,7 @@ from tests.remedies.score_networks import MASKS, PADDING, network
 def test_at_its_zero_nothing_changes(name: str, mask: str) -> None:
     net, X = network(mask), normal(2, 6, 8, seed=3)
     if name == "lnscale":  # of networks that read through a norm
-        net = Transformer.from_weights(net.arch.replace(norm_place="pre"), net.state())
+        net = Transformer.from_weights(net.arch.replace(norm_place="pre"), net.state_dict())
     same = net.with_remedy(name, **REMEDIES[name].zero)
     assert torch.equal(same.run(X, PADDING).output, net.run(X, PADDING).output)
 
@@ -30,7 +30,7 @@ def test_none_goes_on_twice() -> None:
 def test_saved_and_described() -> None:
     net = network().with_remedy("attnscale", w=0.5)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
-    again = Transformer.from_weights(net.arch, net.state())
+    again = Transformer.from_weights(net.arch, net.state_dict())
     assert again.fingerprint == net.fingerprint
     assert "attnscale" in repr(net)
 

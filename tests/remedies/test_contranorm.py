@@ -134,7 +134,7 @@ def test_masks_are_there_whole_and_files_know_them(name: str) -> None:
     net = stirred(small().with_remedy(name))
     assert streams(small().arch) and not streams(net.arch)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
-    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+    assert Transformer.from_weights(net.arch, net.state_dict()).fingerprint == net.fingerprint
 
 
 def test_a_token_of_length_zero_stays() -> None:
@@ -162,7 +162,7 @@ def test_covariances_under_featscale_are_those_of_the_linear_map_of_each_channel
     C = half @ half.mT
     part: Any = net.arch.parts[0]
     for index, block in enumerate(net.blocks):
-        s, t = (net.state()[f"layers.{index}.parts.featscale.{each}"].tolist() for each in "st")
+        s, t = (net.state_dict()[f"layers.{index}.parts.featscale.{each}"].tolist() for each in "st")
         assert len({*s, *t}) == 8
         sees = mask_matrix(mask, 5).double()
         K, eye = sees / sees.sum(-1, keepdim=True), torch.eye(5, dtype=torch.float64)

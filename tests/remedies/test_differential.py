@@ -17,7 +17,7 @@ from tests.remedies.small_networks import check_paths, small
 @pytest.mark.parametrize("mask", MASKS)
 def test_differential_attention(mask: str, norm: int) -> None:
     net = network(mask).with_remedy("differential", norm=norm)
-    state, mine = net.state(), "layers.0.parts.differential"
+    state, mine = net.state_dict(), "layers.0.parts.differential"
     a, b, c, d = (state[f"{mine}.lambda_{each}"] for each in ("query_1", "key_1", "query_2", "key_2"))
     weight = math.exp(float(a @ b)) - math.exp(float(c @ d)) + 0.2
     P = softmax(scores(net), mask) - weight * softmax(scores(net, mine), mask)
@@ -34,7 +34,7 @@ def test_differential_attention(mask: str, norm: int) -> None:
 def test_the_second_differential_attention(mask: str, key_heads: int) -> None:
     """Each token takes its own share of a second attention to the same keys and values."""
     net = network(mask, key_heads=key_heads).with_remedy("differential2")
-    state, actual = net.state(), first(net)
+    state, actual = net.state_dict(), first(net)
     mine = {name: state[f"layers.0.parts.differential2.{name}"] for name in ("query", "share")}
     k = torch.einsum("btd,dhc->bhtc", X, state["layers.0.attention.key.weight"])
     k = k.repeat_interleave(2 // key_heads, 1)
@@ -69,7 +69,7 @@ def test_differential_attention_is_that_of_diffllama(key_heads: int, spread: flo
         positions="rotary", norm="none", mlp="none", attention_skip=0.0, biases=False,
     )  # fmt: skip
     net = Transformer.random(arch, seed=0).with_remedy("differential")
-    state, prefix = net.state(), f"layers.{index}"
+    state, prefix = net.state_dict(), f"layers.{index}"
 
     def split(linear: torch.nn.Linear) -> tuple[Tensor, Tensor]:
         """The two halves of its heads, `[width, head, head_width]`."""

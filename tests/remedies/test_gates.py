@@ -31,7 +31,7 @@ def woken(net: Transformer) -> Transformer:
     """Gates that open and shut."""
     state = {
         name: tensor + normal(*tensor.shape, seed=place) if "gate." in name else tensor
-        for place, (name, tensor) in enumerate(net.state().items())
+        for place, (name, tensor) in enumerate(net.state_dict().items())
     }
     return Transformer.from_weights(net.arch, state)
 
@@ -54,17 +54,17 @@ def test_they_start_half_open(name: str) -> None:
     """N(0, 0.02), each layer drawn for itself, biases 0; the rest of the network is as it was."""
     plain = Transformer.random(Architecture(layers=2, width=64, heads=4))
     net = plain.with_remedy(name)
-    drawn = [tensor for key, tensor in net.state().items() if key.endswith("gate.weight")]
+    drawn = [tensor for key, tensor in net.state_dict().items() if key.endswith("gate.weight")]
     assert len(drawn) == 2 and not torch.equal(*drawn)
     for tensor in drawn:
         assert abs(float(tensor.std()) / 0.02 - 1) < 0.2
-    assert not any(tensor.any() for key, tensor in net.state().items() if key.endswith("gate.bias"))
-    assert all(torch.equal(net.state()[key], tensor) for key, tensor in plain.state().items())
+    assert not any(tensor.any() for key, tensor in net.state_dict().items() if key.endswith("gate.bias"))
+    assert all(torch.equal(net.state_dict()[key], tensor) for key, tensor in plain.state_dict().items())
 
 
 def test_a_gate_of_each_entry_alike_is_one_of_the_head() -> None:
     net, X = woken(small(norm_place="pre").with_remedy("headgate")), normal(2, 5, 4)
-    state: dict[str, Any] = net.state()
+    state: dict[str, Any] = net.state_dict()
     for layer in range(3):
         for leaf in ("weight", "bias"):
             one = state.pop(f"layers.{layer}.parts.headgate.{leaf}")
@@ -88,7 +88,7 @@ def test_heads_have_one_gate() -> None:
 def test_saved_and_read_back(name: str) -> None:
     net = small().with_remedy(name)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
-    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+    assert Transformer.from_weights(net.arch, net.state_dict()).fingerprint == net.fingerprint
 
 
 def test_covariances_are_those_of_gated_outputs() -> None:

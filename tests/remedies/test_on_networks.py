@@ -92,6 +92,6 @@ def test_numbers_are_drawn_last() -> None:
     """A random network of an architecture with a remedy has the weights of the one without."""
     plain = Architecture(layers=2, width=8, heads=2)
     arch = small(norm_place="pre").with_remedy("headgate").arch
-    with_it = Transformer.random(plain.replace(parts=arch.parts), seed=3).state()
-    for name, tensor in Transformer.random(plain, seed=3).state().items():
+    with_it = Transformer.random(plain.replace(parts=arch.parts), seed=3).state_dict()
+    for name, tensor in Transformer.random(plain, seed=3).state_dict().items():
         assert torch.equal(with_it[name], tensor)

@@ -25,7 +25,7 @@ def test_centred_rows_sum_to_zero(mask: str) -> None:
 def test_shaped_attention_starts_at_the_identity(mask: str) -> None:
     """With queries of zero, P is C."""
     net = network(mask).with_remedy("shaped")
-    state = {name: 0 * each if ".query." in name else each for name, each in net.state().items()}
+    state = {name: 0 * each if ".query." in name else each for name, each in net.state_dict().items()}
     run = Transformer.from_weights(net.arch, state).run(normal(2, 6, 8, seed=3), PADDING, attention=True)
     for P in run.attention:
         expected = torch.eye(6, dtype=torch.float64) * ~PADDING[:, None, :, None]

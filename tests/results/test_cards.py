@@ -222,7 +222,7 @@ def test_nothing_fills_the_screen() -> None:
     for thing in [*things, loaded, loaded.origin, loaded.weights]:
         assert len(repr(thing)) < 400 and "tensor(" not in repr(thing)
     assert "minilm" in repr(loaded) and "minilm" in repr(loaded.origin)
-    assert f"{sum(w.numel() for w in NET.state().values()):,} numbers" in repr(NET.weights)
+    assert f"{sum(w.numel() for w in NET.state_dict().values()):,} numbers" in repr(NET.weights)
     assert repr(path) == f"PathTerm(0, None): length 1, term {tuple(d.output.shape)}"
     best = d.top(3)
     shown_lines = repr(best).splitlines()[1:]

@@ -178,7 +178,7 @@ def test_the_users_model_is_left_as_it_is(name: str, label: str) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     implementation, flags = model.config._attn_implementation, [p.requires_grad for p in model.parameters()]
     net = load(model)
-    assert net.dtype == torch.float64 and not any(part.requires_grad for part in net.state().values())
+    assert net.dtype == torch.float64 and not any(part.requires_grad for part in net.state_dict().values())
     assert model.config._attn_implementation == implementation
     assert [p.requires_grad for p in model.parameters()] == flags
     for key, value in model.state_dict().items():
@@ -193,7 +193,7 @@ def test_shared_layers_stay_shared() -> None:
     assert groups.arch.layers == 8 and not groups.arch.shared
     assert layers[0].mlp is not None and layers[2].mlp is not None and layers[4].mlp is not None
     assert layers[0].mlp.up.weight is layers[2].mlp.up.weight is not layers[4].mlp.up.weight
-    assert len(shapes(groups.arch)) == len(groups.state())
+    assert len(shapes(groups.arch)) == len(groups.state_dict())
 
 
 def test_a_network_that_is_not_the_original_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_an_embedding_and_a_network_of_one_seed_share_no_draws() -> None:
     words = " ".join(f"w{k}" for k in range(40))
     X, _ = word_tokens([words], width=128, length=40, seed=5)
     net = fresh("bert-tiny", seed=5)
-    query = net.state()["layers.0.attention.query.weight"].reshape(128, 128)
+    query = net.state_dict()["layers.0.attention.query.weight"].reshape(128, 128)
     alike = torch.cosine_similarity(X[0, :, None], query[None], dim=-1)
     assert float(alike.abs().max()) < 0.5
 

@@ -25,8 +25,8 @@ def test_every_family_goes_back(name: str, label: str) -> None:
     again: Any = load(net.to_hf())
     assert again.arch == net.arch and again.origin.parity.states < 1e-13
     assert again.origin.fingerprint() == net.origin.fingerprint()  # of the embedding
-    for key, tensor in net.state().items():
-        torch.testing.assert_close(again.state()[key], tensor, rtol=1e-14, atol=1e-16)
+    for key, tensor in net.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[key], tensor, rtol=1e-14, atol=1e-16)
 
 
 @pytest.mark.parametrize(("name", "label"), [("bert", "encoder"), ("gpt2", "decoder"), ("llama", "mistral")])
@@ -34,8 +34,8 @@ def test_a_changed_network_is_a_checkpoint_that_transformers_loads(name: str, la
     """Fewer layers in another order, and weights that were changed."""
     from transformers import AutoModel
 
-    net = load(model_of(name, label)).variant(layers=[2, 0])
-    tensors = {key: tensor * 1.01 for key, tensor in net.state().items()}
+    net = load(model_of(name, label)).variant(layers=[3, 1])
+    tensors = {key: tensor * 1.01 for key, tensor in net.state_dict().items()}
     changed = Transformer(net.arch, Transformer.from_weights(net.arch, tensors).weights, net.origin)
     changed.to_hf().save_pretrained(tmp_path)
     model: Any = AutoModel.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager").eval()

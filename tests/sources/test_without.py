@@ -102,5 +102,5 @@ def test_heads_are_removed_for_real_where_the_rest_is_a_network() -> None:
     whole = net.without(heads={layer: range(group) for layer in range(1, net.arch.layers + 1)})
     assert (whole.arch.heads, whole.arch.key_heads) == (net.arch.heads - group, net.arch.key_heads - 1)
     assert torch.equal(
-        whole.state()["layers.0.attention.key.weight"], net.state()["layers.0.attention.key.weight"][:, 1:]
+        whole.state_dict()["layers.0.attention.key.weight"], net.state_dict()["layers.0.attention.key.weight"][:, 1:]
     )

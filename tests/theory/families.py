@@ -25,7 +25,7 @@ EVERY_MASK = [
 def net_of(init: str = "xavier", seed: int = 0, times: float = 1.0, **fields: Any) -> Transformer:
     """A small network of these fields, every tensor so many times its usual size."""
     arch = Architecture(**{"layers": 3, "width": 4, "heads": 2, **fields})
-    tensors = Transformer.random(arch, seed, init).state()
+    tensors = Transformer.random(arch, seed, init).state_dict()
     return Transformer.from_weights(arch, {name: times * W for name, W in tensors.items()})
 
 
@@ -53,7 +53,7 @@ def tokens(draw: st.DrawFn, width: int, most: int = 9, fewest: int = 1) -> Tenso
 def weighted(draw: st.DrawFn, arch: Architecture, spread: tuple[int, int] = (-3, 3)) -> Transformer:
     """Every tensor at a scale of its own, biases and gains not at their usual 0 and 1."""
     seed = draw(st.integers(0, 2**31))
-    tensors = Transformer.random(arch, seed, draw(st.sampled_from(["bert", "xavier", "orthogonal"]))).state()
+    tensors = Transformer.random(arch, seed, draw(st.sampled_from(["bert", "xavier", "orthogonal"]))).state_dict()
     scales = {part: 10.0 ** draw(st.integers(*spread)) for part in ("query", "key", "value", "output", "mlp")}
     for place, (name, tensor) in enumerate(tensors.items()):
         scale = next((scales[part] for part in scales if f".{part}." in name), 1.0)
@@ -150,7 +150,7 @@ def spheres(draw: st.DrawFn, cone: bool | None = None) -> Case:
         biases=draw(st.sampled_from([(), ("query", "key")])), shared=draw(st.booleans()),
     )  # fmt: skip
     net, seed = draw(weighted(arch, (-2, 1))), draw(st.integers(0, 2**31))
-    tensors = net.state()
+    tensors = net.state_dict()
     for place, name in enumerate(tensors):
         if ".value." in name or ".output." in name:
             turn = orthogonal(width, seed + place) * 10.0 ** ((seed + place) % 7 - 3)
@@ -176,7 +176,7 @@ def lambda_skips(draw: st.DrawFn) -> Case:
     net, seed = draw(weighted(arch, (-2, 0))), draw(st.integers(0, 2))
     tensors = {
         name: torch.full_like(tensor, GAINS[(seed + place) % 3]) if name.endswith("gain") else tensor
-        for place, (name, tensor) in enumerate(net.state().items())
+        for place, (name, tensor) in enumerate(net.state_dict().items())
     }
     return Transformer.from_weights(arch, tensors), draw(tokens(width))
 
@@ -190,7 +190,7 @@ def low_rank(draw: st.DrawFn) -> Case:
     turn = orthogonal(width, draw(st.integers(0, 2**31)))
     project: Callable[[Tensor], Tensor] = lambda W: W @ turn[:rank].mT @ turn[:rank]  # noqa: E731
     written = (".output.weight", "mlp.down.weight")
-    tensors = {name: project(W) if name.endswith(written) else W for name, W in net.state().items()}
+    tensors = {name: project(W) if name.endswith(written) else W for name, W in net.state_dict().items()}
     return Transformer.from_weights(arch, tensors), X
 
 

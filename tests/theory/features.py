@@ -137,7 +137,7 @@ class Feature:
                 angles * ((fields["head_width"] or fields["width"]) // 2) for angles in self.value
             )
         arch, sphere = Architecture(**fields), base == "on a sphere"
-        tensors = Transformer.random(arch, seed, "orthogonal" if sphere else "xavier").state()
+        tensors = Transformer.random(arch, seed, "orthogonal" if sphere else "xavier").state_dict()
         for place, (name, tensor) in enumerate(tensors.items()):
             if name.endswith("bias"):
                 tensors[name] = 0.1 * normal(*tensor.shape, seed=seed + place)

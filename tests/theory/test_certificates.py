@@ -302,7 +302,7 @@ def test_bad_questions_are_answered_in_one_sentence() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_network_without_numbers_is_refused(bad: float) -> None:
-    tensors = NET.state()
+    tensors = NET.state_dict()
     tensors["layers.2.attention.value.weight"] = torch.full_like(tensors["layers.2.attention.value.weight"], bad)
     with raises(TokensError, "X"):
         certify(Transformer.from_weights(NET.arch, tensors), X)
@@ -364,7 +364,7 @@ def test_norms_are_taken_once_for_the_same_weights() -> None:
     number = 1 + 2  # eigenvalues for all heads together, and for each matrix of an MLP
     assert decompositions(net) == number
     assert decompositions(net, theorems="dobrushin") == 0
-    again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state_dict().items()})
     assert decompositions(again.variant(skip=0.5, layers=2), theorems="dobrushin") == 0
     assert decompositions(net.to(torch.float32), theorems="dobrushin") == number  # rounded: other weights
     one = Transformer.random(Architecture(layers=2, width=8, heads=1, mlp="none", norm="none"), seed=21)
@@ -387,7 +387,7 @@ def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -
     else:
         value.data[:] = value.data.flip(0)
     after = certify(net, X[:1]).table
-    fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state_dict().items()})
     assert after.equals(certify(fresh, X[:1]).table) and not after.equals(before)
 
 
@@ -407,3 +407,22 @@ def test_norms_that_are_kept_change_nothing() -> None:
             assert kept[1] == mlp
             assert all(torch.equal(getattr(kept[0], name), getattr(heads, name)) for name in
                        ("scores", "columns", "rows", "spectral"))  # fmt: skip
+
+
+def test_samples_are_the_same_however_many_go_together() -> None:
+    X = normal(4, 5, 8, seed=3)
+    together = certify(SAN, X, theorems=["dong2021-2.3", "dobrushin"]).table
+    for batch_size in (1, 3):
+        apart = certify(SAN, X, theorems=["dong2021-2.3", "dobrushin"], batch_size=batch_size).table
+        assert apart["met"].equals(together["met"]) and apart["sample"].equals(together["sample"])
+        for column in ("log10_bound", "log10_measured"):
+            assert (apart[column] - together[column]).abs().max() < 1e-9
+
+
+def test_an_option_that_does_not_exist_is_a_sentence() -> None:
+    X, unknown = normal(1, 3, 8), {"center": "mean"}
+    for call in (certify, collapse_depth):
+        with raises(TheoremError, subject="options"):
+            call(SAN, X, **unknown)  # type: ignore[arg-type]
+    with raises(TheoremError, subject="batch_size"):
+        certify(SAN, X, batch_size=0)

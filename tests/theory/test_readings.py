@@ -15,7 +15,7 @@ def test_a_norm_with_eps_stretches_by_one_over_the_smallest_deviation() -> None:
     """Dobrushin's factor of a block, norm by norm, from loops over tokens."""
     arch = Architecture(layers=1, width=5, heads=1, mlp="gated", mlp_width=4, norm="rms", norm_place="pre",
                         norm_eps=1e-2, activation="silu", biases=True)  # fmt: skip
-    tensors = Transformer.random(arch, 0, "xavier").state()
+    tensors = Transformer.random(arch, 0, "xavier").state_dict()
     tensors = {name: W + 0.3 * normal(*W.shape, seed=place) for place, (name, W) in enumerate(tensors.items())}
     net, X = Transformer.from_weights(arch, tensors), normal(1, 6, 5, seed=9)
 

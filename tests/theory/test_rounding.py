@@ -114,7 +114,7 @@ def test_a_bound_of_zero_needs_zero_that_is_exact() -> None:
 def test_exact_factors_of_cancelling_outputs_are_refused() -> None:
     """Heads whose outputs cancel, but for 1e-17: what is left is rounding."""
     arch = Architecture(layers=1, width=4, heads=2, head_width=4, kernel="softmax", biases=False, **SAN)
-    tensors = Transformer.random(arch, 0, "xavier").state()
+    tensors = Transformer.random(arch, 0, "xavier").state_dict()
     for name, tensor in tensors.items():
         tensor[:, 1] = tensor[:, 0] if name.endswith(("query.weight", "key.weight", "value.weight")) else tensor[:, 1]
         if name.endswith("output.weight"):
@@ -134,7 +134,7 @@ def test_gates_that_are_all_but_closed_still_let_something_through(activation: s
     """gelu(-12) is 1e-32 and not the 0 that 1 + erf makes of it: float64's, which is then contradicted."""
     arch = Architecture(layers=1, width=3, heads=1, mlp="gated", mlp_width=2, mlp_skip=0.0, norm="none",
                         activation=activation, biases=True)  # fmt: skip
-    tensors = Transformer.random(arch, 0, "xavier").state()
+    tensors = Transformer.random(arch, 0, "xavier").state_dict()
     tensors["layers.0.mlp.gate.bias"] = torch.full((2,), closed, dtype=torch.float64)
     rows = certified(Transformer.from_weights(arch, tensors), 0.1 * normal(4, 3)).of("dobrushin")
     assert rows.filter("met")["log10_bound"].is_finite().all()

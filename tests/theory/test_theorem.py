@@ -71,7 +71,7 @@ def test_gamma_one_is_not_refused_up_to_its_root() -> None:
     E = R @ w.query.weight[:, 0] @ w.key.weight[:, 0].mT @ R.mT / 2.0
     o = float((E.amax(-1) - E.amin(-1)).max())
     for size, expected in ((1.2563, True), (1.2565, False)):
-        tensors = net.state()
+        tensors = net.state_dict()
         tensors["layers.0.attention.query.weight"] = w.query.weight * (size / o)
         found = certify(Transformer.from_weights(net.arch, tensors), X, theorems="dong2021-2.3-gamma1")
         row = found.table.row(0, named=True)
@@ -211,14 +211,14 @@ def test_what_spheres_ask_of_weights_and_tokens() -> None:
     facing = X[:, :1] * torch.tensor([1.0, -1.0, 1.0, -1.0]).double()[:, None]
     assert "smallest cosine of a token with one direction" in why(certify(net, facing), "hemisphere")
     assert "rank of the tokens at layer 0" in why(certify(net, facing.abs()), "wu2024-2")
-    tensors = net.state()
+    tensors = net.state_dict()
     tensors["layers.1.attention.value.weight"] = 1.001 * tensors["layers.1.attention.value.weight"]
     assert met(certify(Transformer.from_weights(net.arch, tensors), X.abs())) >= set(OF_SPHERES)
     tensors["layers.1.attention.value.weight"][0] *= 1.001
     bent = certify(Transformer.from_weights(net.arch, tensors), X.abs())
     assert all("|W W^T - 1|" in why(bent, theorem) for theorem in OF_SPHERES)
     biased = net.arch.replace(biases=("value",))
-    tensors = net.state() | {
+    tensors = net.state_dict() | {
         f"layers.{k}.attention.value.bias": 0.1 * torch.ones(1, 4, dtype=torch.float64) for k in range(3)
     }
     told = certify(Transformer.from_weights(biased, tensors), X.abs())
@@ -272,12 +272,12 @@ def test_lengths_that_change_with_the_gain_are_followed() -> None:
     """Gains of 1, 0.1, 0.01: tokens become shorter, and so does the guaranteed mu."""
     net = net_of("bert", norm="rms", norm_eps=0.0, mlp="none", biases=False)
     gains = {f"layers.{k}.attention_norm.gain": 0.1**k * torch.ones(4, dtype=torch.float64) for k in range(3)}
-    found = certify(Transformer.from_weights(net.arch, net.state() | gains), normal(1, 5, 4))
+    found = certify(Transformer.from_weights(net.arch, net.state_dict() | gains), normal(1, 5, 4))
     rows = found.of("lambda-skip")
     assert rows["met"].all() and found.broken().is_empty()
     assert rows["log10_measured"][0] - rows["log10_measured"][2] == pytest.approx(2, abs=0.1)
     uneven = {"layers.0.attention_norm.gain": torch.tensor([1.0, 1.0, 1.0, 1.1], dtype=torch.float64)}
-    told = certify(Transformer.from_weights(net.arch, net.state() | uneven), normal(1, 5, 4))
+    told = certify(Transformer.from_weights(net.arch, net.state_dict() | uneven), normal(1, 5, 4))
     assert "spread of the norms' gains" in why(told, "lambda-skip")
 
 
@@ -285,7 +285,7 @@ def test_small_outputs_of_large_values_are_not_overlooked() -> None:
     """The second layer writes by outputs of 1e-13 what its values of 1e13 say, and takes away 0.999 of the
     tokens: nothing there is untouched."""
     arch = Architecture(layers=2, width=4, heads=1, mlp="none", norm="none", biases=False, mask="window:0")
-    tensors = Transformer.random(arch).state()
+    tensors = Transformer.random(arch).state_dict()
     eye = torch.eye(4, dtype=torch.float64)
     for layer, value, output in ((0, 1.0, eye[:1]), (1, 1e13, -0.999e-13 * eye)):
         tensors[f"layers.{layer}.attention.value.weight"] = (value * eye)[:, None]
@@ -301,7 +301,7 @@ def test_what_lies_where_branches_write_is_not_kept() -> None:
     """Tokens within the span of the outputs, but for rounding: no lower bound of 1e-16."""
     turn = orthogonal(4, 1)
     arch = Architecture(layers=1, width=4, heads=1, mlp="none", norm="none", biases=False)
-    tensors = Transformer.random(arch).state()
+    tensors = Transformer.random(arch).state_dict()
     frame = turn.clone()
     frame[3] = 0.0
     tensors["layers.0.attention.output.weight"] = frame[None]
@@ -349,7 +349,7 @@ def test_lasting_networks_about_the_smallest_centre() -> None:
     assert start.table["met"].all()
     # At layer 0 the second half is zero: the residual is that of the first half alone.
     first = Transformer.random(Architecture(layers=1, width=4, heads=1, mlp="none", norm="none"))
-    zero = first.state() | {"layers.0.attention.output.weight": torch.zeros(1, 4, 4, dtype=torch.float64)}
+    zero = first.state_dict() | {"layers.0.attention.output.weight": torch.zeros(1, 4, 4, dtype=torch.float64)}
     still = certify(Transformer.from_weights(first.arch, zero), X, theorems="dong2021-skip", centre="argmin")
     assert float(about.min()) >= still.table["log10_measured"][0] - 1e-4  # type: ignore[arg-type]
 

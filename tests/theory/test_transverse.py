@@ -36,7 +36,7 @@ KINDS: list[dict[str, Any]] = [
 
 def network(arch: Architecture, seed: int = 0) -> Transformer:
     """Random in every tensor, biases and gains as well."""
-    tensors = Transformer.random(arch, seed=seed, init="xavier").state()
+    tensors = Transformer.random(arch, seed=seed, init="xavier").state_dict()
     for place, (name, each) in enumerate(tensors.items()):
         tensors[name] = each + 0.2 * normal(*each.shape, seed=seed + place)
     return Transformer.from_weights(arch, tensors)
@@ -52,7 +52,7 @@ def jacobians(net: Transformer, x: Tensor, n: int) -> list[Tensor]:
     differentiate: Any = torch.autograd.functional.jacobian
     X, found = x.expand(n, -1).clone(), []
     for index in range(net.arch.layers):
-        layer = net.variant(layers=[index])
+        layer = net.variant(layers=[index + 1])
 
         def after(X: Tensor, layer: Transformer = layer) -> Tensor:
             return list(layer.steps(X[None]))[-1].state[0]
@@ -253,15 +253,15 @@ def test_modes_are_the_eigenvalues_of_the_mask(n: int, seed: int, density: float
 
 
 def test_modes_of_the_masks_by_name() -> None:
-    def modes(mask: str, n: int, real: int | None = None) -> list[float]:
-        found = transverse_modes(Architecture(layers=1, width=4, heads=1, mask=mask), n, real)
+    def modes(mask: str, n: int, valid: int | None = None) -> list[float]:
+        found = transverse_modes(Architecture(layers=1, width=4, heads=1, mask=mask), n, valid)
         assert not bool(found.imag.any())
         return found.real.tolist()
 
     assert modes("complete", 100) == [0.0]
     assert modes("unidirectional", 60) == [0.5]  # 59 times, of one eigenvector
     assert modes("causal", 60) == [1 / i for i in range(2, 61)]
-    assert modes("causal", 60, real=3) == [1 / 2, 1 / 3]
+    assert modes("causal", 60, valid=3) == [1 / 2, 1 / 3]
     assert modes("prefix:3", 5) == [1 / 4, 1 / 5, 0.0]
     assert modes("window:0", 3) == [1.0]
 
@@ -270,7 +270,7 @@ def test_absolute_positions_are_in_x_already() -> None:
     arch = Architecture(layers=2, width=6, heads=2, positions="absolute", length=8)
     net = Transformer.random(arch, init="xavier")
     plain = Transformer.from_weights(
-        arch.replace(positions="none"), {k: v for k, v in net.state().items() if k != "positions"}
+        arch.replace(positions="none"), {k: v for k, v in net.state_dict().items() if k != "positions"}
     )
     assert transverse_exponent(net, normal(6), 4) == transverse_exponent(plain, normal(6), 4)
 
@@ -311,6 +311,6 @@ def test_uniform_attention_has_one_whatever_the_positions() -> None:
     found = []
     for positions, mask in itertools.product(("none", "rotary", "alibi"), ("causal", "causal;prefix:1")):
         arch = Architecture(layers=2, width=4, heads=2, positions=positions, mask=mask, kernel="uniform")  # type: ignore[arg-type]
-        tensors = Transformer.random(arch.replace(positions="none"), init="xavier").state()
+        tensors = Transformer.random(arch.replace(positions="none"), init="xavier").state_dict()
         found.append(transverse_exponent(Transformer.from_weights(arch, tensors), normal(4), 3))
     assert len(set(found)) == 1

@@ -53,7 +53,7 @@ def test_values_that_are_zero_end_the_bound() -> None:
     """Values of the second of three layers alone: tokens are equal from there on."""
     net = net_of(seed=5, layers=3, heads=1, mask="causal", biases=False, **SAN)
     name = "layers.1.attention.value.weight"
-    state = {**net.state(), name: torch.zeros_like(net.state()[name])}
+    state = {**net.state_dict(), name: torch.zeros_like(net.state_dict()[name])}
     found = certify(Transformer.from_weights(net.arch, state), normal(1, 3, 4, seed=6), theorems="wu2024-1").table
     assert found["met"].all() and found["log10_bound"].is_finite().to_list() == [True, False, False]
     for column in ("log10_bound", "log10_measured"):

@@ -131,7 +131,7 @@ def test_independent_sizes_are_those_of_random_values() -> None:
     squares = np.zeros(n)
     networks = 150
     for seed in range(networks):
-        drawn = Transformer.random(arch, seed=seed).state()
+        drawn = Transformer.random(arch, seed=seed).state_dict()
         for name, tensor in drawn.items():
             if name.endswith("value.weight"):
                 drawn[name] = normal(*tensor.shape, seed=seed * layers + int(name.split(".")[1])) / math.sqrt(width)
@@ -161,6 +161,6 @@ def test_weights_of_attention_count_norms_and_grouped_heads() -> None:
         scale = (1 / (states.square().mean(-1) + arch.norm_eps)).mean().sqrt()
         b = float(scale * torch.linalg.matrix_norm(image) / math.sqrt(6))
         assert weight == pytest.approx(b / (1 + b), rel=1e-9)
-    halved = Transformer.from_weights(replace(arch, attention_skip=0.5), net.state())
+    halved = Transformer.from_weights(replace(arch, attention_skip=0.5), net.state_dict())
     b = found[0] / (1 - found[0])
     assert attention_weights(decompose(halved, X).frozen)[0] == pytest.approx(b / (0.5 + b), rel=1e-9)

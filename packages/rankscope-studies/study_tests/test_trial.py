@@ -114,7 +114,7 @@ def test_gradients_are_those_of_the_loss(remedy: str) -> None:
     model, batch = training.models[1], training.task.held_out(3)
     said = {name: value for _, name, value, _ in gradients(3, training.task, model, batch, "start")}
     net = model.network().to(torch.float64)
-    tensors = {name: each.clone().requires_grad_() for name, each in net.state().items()}
+    tensors = {name: each.clone().requires_grad_() for name, each in net.state_dict().items()}
     found = Transformer.from_weights(net.arch, tensors)
     with torch.no_grad():
         X = model.tokens(batch.inputs).double()

@@ -34,7 +34,7 @@ from torch import Tensor
 from rankscope.depths.passes import influence
 from rankscope.errors import PathError, require
 from rankscope.metrics import valid_tokens
-from rankscope.nets import Block, Branch, Half, Transformer, converted, named
+from rankscope.nets import Block, Branch, Half, HeldLayers, Transformer, converted, named
 from rankscope.paths import Frozen, WholeNetwork, centred_tokens, decompose, freeze, share, uniform
 from rankscope.shapes import Bool, Float, Int
 
@@ -166,7 +166,7 @@ def head_magnitudes(net: Transformer, sample: Sample) -> list[list[float]]:
 def _with_gradients(net: Transformer, sample: Sample) -> list[dict[str, tuple[Tensor, Tensor]]]:
     """By layer and name, each weight w and dL/dw. Layers that share their weights get a gradient each."""
     net = net.held()
-    layers = tuple(converted(layer, lambda tensor: tensor.detach().requires_grad_()) for layer in net.weights.layers)
+    layers = HeldLayers([converted(layer, lambda t: t.detach().requires_grad_()) for layer in net.weights.layers])
     with torch.enable_grad():
         tracked = replace(net, weights=replace(net.weights, layers=layers))
         loss = sample.loss_of(tracked.run(sample.X, sample.padding).output)

@@ -49,7 +49,6 @@ from rankscope.nets import (
     Transformer,
     contributions,
     free_memory,
-    release,
     traverse,
 )
 from rankscope.paths import (
@@ -179,7 +178,7 @@ class TwoPasses:
             masks = (noise[:, None] if values.ndim == 3 else noise for values in of_residual)
             masked = (values.masked_fill(mask, torch.nan) for values, mask in zip(of_residual, masks, strict=True))
             yield block.index + 1, of_output, LayerShares(*masked)
-        release(self.net.weights.layers)
+        self.net.weights.layers.release()
 
     def _products(
         self, layer: FrozenLayer, frozen: Frozen, terms: Parts, pulled: list[Tokens]
@@ -266,8 +265,8 @@ def read_forward(
     for block in net.blocks:
         forward.states.append(X)
         output = traverse(block, rules, X)
-        if rules.memory:
-            names = ", ".join(map(str, rules.memory))
+        if rules.carried:
+            names = ", ".join(map(str, rules.carried))
             sentence = f"a depth card takes layers out one by one; a part leaves {names} to later layers"
             raise ArchitectureError(f"{sentence}, which cannot run without it: measure the network instead",
                                     subject="parts")  # fmt: skip
@@ -301,7 +300,7 @@ def read_forward(
     forward.norms = rules.norms
     if net.arch.final_norm:
         forward.norms.append(_norm_rank(net.arch.layers, "final_norm", X, net.finish(X), valid, unit))
-    release(net.weights.layers)
+    net.weights.layers.release()
     return forward
 
 
@@ -406,7 +405,7 @@ class Removals:
                 heads = self._without_heads(block) if len(self.starts) > 1 else X[:0]
                 copies = torch.cat([copies, X, heads])
                 names += [(block.index + 1, head) for head in self.starts]
-        release(self.net.weights.layers)
+        self.net.weights.layers.release()
         for name, X in zip(names, copies, strict=True):
             lost = self._lost(X)
             if name[0] == 0:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -307,4 +307,4 @@ class StreamedDeviation(Deviation):
             return None
         n, like = self.settings.valid.shape[1], block.weights.attention.query.weight
         bias = partial(score_bias, self.arch, self.table, n, like)
-        return lambda rows: cast(Tensor, bias(rows.start, rows.stop))
+        return lambda rows: bias(rows.start, rows.stop)

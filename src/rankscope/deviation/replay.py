@@ -23,6 +23,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from operator import itemgetter
 from threading import RLock
 from typing import Any, TypeVar
 from warnings import warn
@@ -33,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rankscope.deviation.decisions import Answers, Presuming, Recording, answering
-from rankscope.nets import Structure, Transformer, converted, outline
+from rankscope.nets import Structure, Transformer, converted, form, tensors_of
 from rankscope.shapes import Float
 
 MEMORY_SHARE = 1 / 8  # the part of a GPU's memory that captured computations may hold
@@ -233,35 +234,15 @@ def _weights(net: Transformer) -> list[Tensor]:
 _of_networks: WeakKeyDictionary[Transformer, list[Tensor]] = WeakKeyDictionary()
 
 
-def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of a structure, each once."""
-    tensors: list[Tensor] = []
-
-    def note(t: Tensor) -> Tensor:
-        tensors.append(t)
-        return t
-
-    converted(structure, note)
-    return tensors
-
-
-def form(structure: Any) -> Hashable:
-    """Equal for structures that differ in nothing but the values of their tensors."""
-    tensors = tensors_of(structure)
-    positions = {id(t): position for position, t in enumerate(tensors)}
-    places = repr(outline(structure, lambda t: positions[id(t)]))
-    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), places
-
-
 def samples(structure: Structure, start: int, count: int) -> Structure:
     """The samples of a structure from number `start` on, `count` of them."""
-    return converted(structure, lambda t: t[start : start + count])
+    return converted(structure, itemgetter(slice(start, start + count)))
 
 
 def parts(structure: Structure, count: int) -> list[Structure]:
     """A structure cut into `count` of equally many samples each: the inverse of `joined`."""
-    cut: dict[int, tuple[Tensor, ...]] = {id(t): t.chunk(count) for t in tensors_of(structure)}
-    return [converted(structure, lambda t, index=index: cut[id(t)][index]) for index in range(count)]
+    cut = {t: t.chunk(count) for t in tensors_of(structure)}
+    return [converted(structure, {t: parts[index] for t, parts in cut.items()}.__getitem__) for index in range(count)]
 
 
 def joined(structures: Sequence[Structure]) -> Structure:
@@ -281,16 +262,11 @@ def joined_by_form(structures: Sequence[Structure]) -> Iterator[tuple[list[int],
 class NumberTable:
     """Which row of a table has the numbers of each tensor of a structure; a column is a sample."""
 
-    def __init__(self, structure: Any, rows: dict[int, int]) -> None:
-        """`rows` gives the row of each tensor by its id."""
-        self._rows: dict[int, int] = {}  # by the id of the empty tensor that stands in the place of a tensor
-
-        def place(t: Tensor) -> Tensor:
-            empty = torch.empty(0)
-            self._rows[id(empty)] = rows[id(t)]
-            return empty
-
-        self._structure = converted(structure, place)
+    def __init__(self, structure: Any, rows: dict[Tensor, int]) -> None:
+        """`rows` gives the row of each tensor."""
+        places = {t: torch.empty(0) for t in rows}  # an empty tensor stands in the place of each
+        self._structure = converted(structure, places.__getitem__)
+        self._rows = {places[t]: row for t, row in rows.items()}
 
     @classmethod
     def of(cls, structure: Any, count: int) -> "tuple[NumberTable, Float[Tensor, 'number sample']]":
@@ -298,7 +274,7 @@ class NumberTable:
         alike: dict[Any, list[Tensor]] = {}
         for t in tensors_of(structure):
             alike.setdefault((len(t), t.dtype), []).append(t)
-        rows = {id(t): row for row, t in enumerate(chain.from_iterable(alike.values()))}
+        rows = {t: row for row, t in enumerate(chain.from_iterable(alike.values()))}
         blocks = [pad(torch.stack(block).double(), (0, count - length)) for (length, _), block in alike.items()]
         return cls(structure, rows), torch.cat(blocks)
 
@@ -306,5 +282,6 @@ class NumberTable:
         """The structure of each sample, with a float in the place of each tensor."""
         columns = table.cpu().T.tolist()
         return [
-            converted(self._structure, lambda t, numbers=numbers: numbers[self._rows[id(t)]]) for numbers in columns
+            converted(self._structure, {t: numbers[row] for t, row in self._rows.items()}.__getitem__)
+            for numbers in columns
         ]

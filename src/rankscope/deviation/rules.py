@@ -41,7 +41,7 @@ class Deviation(PartOperations):
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         self.arch, self.settings = arch, settings
-        self.memory: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         self.cross_patterns: dict[int, DeviationPattern] = {}
 

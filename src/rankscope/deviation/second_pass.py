@@ -289,7 +289,7 @@ class Confirmation:
         if passes.perturbed_state is None:
             share = MARGIN * max(self.grown, EPS) * EPS
             passes.perturbed_state = Perturbation(largest_share=min(share, 1e-12)).of(self.before)
-            passes.perturbed_rules.memory = dict(passes.rules.memory)  # of the layers before
+            passes.perturbed_rules.carried = dict(passes.rules.carried)  # of the layers before
         step = run_block(passes.inputs.block(index), passes.perturbed_rules, passes.perturbed_state)
         passes.perturbed_state = step.state
         return step

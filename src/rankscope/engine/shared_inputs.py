@@ -82,7 +82,7 @@ class SharedInputs(ExitStack):
                 return InputsLoader(name, partial(encoded_inputs, input_factors(cell), arch, excerpts))
             with threads_set(self.threads):  # an embedding may multiply: its last digit depends on threads
                 inputs = encoded_inputs(cell, None, excerpts)
-            net = Transformer.from_weights(inputs.net.arch, inputs.net.state())  # without its origin
+            net = Transformer.from_weights(inputs.net.arch, inputs.net.state_dict())  # without its origin
             self._loaders[name] = self.put(name, replace(inputs, net=net))
         except Exception as error:
             known = isinstance(error, RankscopeError)  # others may not be picklable

@@ -105,7 +105,7 @@ WITHIN = 340.0  # tokens beyond e^340 (1e148) are not taken through a block: the
 TINY, LIFTED = math.log(1e-130), math.log(1e-40)  # tokens below the first are lifted to the second (`_lift`)
 SAME = math.log(1e-9)  # the share up to which a block of lifted tokens gives what it gives of these, lifted
 FAINT = -300.0  # the log below which the gradient of a sample beside the largest one is nothing to weights
-HIDDEN = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.memory`
+HIDDEN = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.carried`
 
 
 def gradients(
@@ -156,7 +156,7 @@ def _marked(log: Tensor, other: Tensor) -> LogReadings:
 
 
 class _Graph(NamedTuple):
-    """One block as autograd has it: what goes in and what comes out, tokens and `rules.memory` by name."""
+    """One block as autograd has it: what goes in and what comes out, tokens and `rules.carried` by name."""
 
     block: Block
     leaves: dict[str, Tensor]
@@ -231,7 +231,7 @@ class _Pass:
 
     def _graph(self, block: Block, state: State, after: State) -> _Graph:
         """A block run with autograd, from the tokens of a state and what earlier blocks left."""
-        memory, arch, lift = self.plain.memory, block.arch, _lift(state)
+        memory, arch, lift = self.plain.carried, block.arch, _lift(state)
         kept = {name: part.detach().requires_grad_() for name, part in memory.items() if isinstance(part, Tensor)}
         memory |= kept
         X = state.tokens(lift).requires_grad_()

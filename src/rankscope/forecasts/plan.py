@@ -168,7 +168,7 @@ def _causal(arch: Architecture, tokens: int) -> MaskLike | None:
 
 def with_architecture(net: Transformer, arch: Architecture) -> Transformer:
     """A network of given weights under another mask, or with a longer table of positions, which starts at zero."""
-    tensors = net.state()
+    tensors = net.state_dict()
     if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
         tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)
     return Transformer.from_weights(arch, tensors)

@@ -205,13 +205,13 @@ def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transfor
         LabError: No weight of the network has such a name.
 
     >>> net = Transformer.random(Architecture(layers=1, width=4, heads=2))
-    >>> before, after = net.state(), with_gains(net, [("attention.value.weight", 2.0)]).state()
+    >>> before, after = net.state_dict(), with_gains(net, [("attention.value.weight", 2.0)]).state_dict()
     >>> float((after["layers.0.attention.value.weight"] / before["layers.0.attention.value.weight"]).mean())
     2.0
     """
     if not gains:
         return net
-    state = net.state()
+    state = net.state_dict()
     for end, factor in gains:
         names = [name for name in state if name.endswith(end)]
         sentence = "a gain must name the end of a weight's name, such as attention.query.weight"
@@ -234,7 +234,7 @@ def reads_ahead(net: Transformer) -> bool:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    state = {name: tensor.double().cpu() for name, tensor in net.state().items()}
+    state = {name: tensor.double().cpu() for name, tensor in net.state_dict().items()}
     perturbed = {name: tensor + PERTURBATION * normal(*tensor.shape) for name, tensor in state.items()}
     copy = Transformer.from_weights(net.arch, perturbed)
     X = normal(1, TOKENS, net.arch.width)

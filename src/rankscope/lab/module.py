@@ -1,6 +1,6 @@
 """`Trainable`: the canonical network as a torch module.
 
-Its parameters are the tensors of `net.state()`, by the same names, and its forward pass is the plain rules
+Its parameters are the tensors of `net.state_dict()`, by the same names, and its forward pass is the plain rules
 with autograd: its numbers are those of `net.run`. What is learnt is a `Transformer` again, `network()`.
 
 `reparametrise`: sigmaReparam (Zhai et al. 2023): every matrix W is trained as `g W / sigma`, sigma its largest singular
@@ -110,7 +110,7 @@ class Trainable(nn.Module):
         super().__init__()
         self.arch, self.origin, self.memory = net.arch, net.origin, net.memory
         self.layers = nn.ModuleList(TrainedLayer() for _ in range(1 if net.arch.shared else net.arch.layers))
-        self._places = {name: self._register(name, tensor) for name, tensor in net.held().state().items()}
+        self._places = {name: self._register(name, tensor) for name, tensor in net.held().state_dict().items()}
         """The module and attribute of each tensor: looking it up by its name would take as long as a layer."""
         self._masks: dict[tuple[int, torch.device], Seen] = {}
 
@@ -133,7 +133,7 @@ class Trainable(nn.Module):
         return self
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the names of `net.state()`, as they are in a forward pass: with what parametrises them."""
+        """By the names of `net.state_dict()`, as they are in a forward pass: with what parametrises them."""
         return {name: getattr(part, leaf) for name, (part, leaf) in self._places.items()}
 
     def current(self) -> Transformer:
@@ -232,7 +232,7 @@ def reparametrise(module: nn.Module, start: str = "sigma") -> None:
     >>> from rankscope.nets import Architecture, Transformer
     >>> module = Trainable(Transformer.random(Architecture(layers=1, width=8, heads=2)))
     >>> reparametrise(module, start="one")
-    >>> W = module.network().state()["layers.0.mlp.up.weight"]
+    >>> W = module.network().state_dict()["layers.0.mlp.up.weight"]
     >>> round(float(torch.linalg.matrix_norm(W, 2)), 12)
     1.0
     """

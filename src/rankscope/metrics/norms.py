@@ -10,7 +10,7 @@ Reading X is what takes time. On a GPU, `norms_triton.py` reads X once from memo
 copy in float64. On a CPU, large X is converted a few samples at a time, so that their copies stay in the cache.
 
 **Distances**: of attention patterns in the 1-norm, of tokens in the 2-norm. Dobrushin's coefficient is made of the
-first (`attention.py`, `theory/attention_numbers.py`); the second are the widest angle (`cosine.py`) and the diameter
+first (`attention.py`, `theory/readings.py`); the second are the widest angle (`cosine.py`) and the diameter
 (`theory/readings.py`). Only the largest distance of each matrix is returned, so neither holds the distances of all
 pairs where that can be avoided: on a GPU `norms_triton.py` compares rows where it reads them.
 """

@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ArchitectureError, FileError, require
-from rankscope.nets.checks import TUPLES, among, check_types, problems, raise_first, size_problems
-from rankscope.nets.fields import BIASES, ArchitectureFields
+from rankscope.nets.fields import (
+    BIASES,
+    TUPLES,
+    ArchitectureFields,
+    among,
+    check_types,
+    problems,
+    raise_first,
+    size_problems,
+)
 from rankscope.nets.masks import Mask, mask_spec
 from rankscope.nets.mlp import Experts
 from rankscope.remedies import NamedRemedy, remedy

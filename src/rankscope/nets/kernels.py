@@ -118,8 +118,8 @@ def masked_softmax(scores: Rows, visible: Visible) -> Rows:
     if on_cpu and bool(visible.any(-1).all()):
         return (scores if bool(visible.all()) else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
     blind = ~visible.any(-1, keepdim=True)
-    hidden = scores.masked_fill(~(visible | blind), -torch.inf)
-    return hidden.softmax(-1).masked_fill(~visible, 0.0)
+    seen = scores.masked_fill(~(visible | blind), -torch.inf)
+    return seen.softmax(-1).masked_fill(~visible, 0.0)
 
 
 def _with_positions(products: Rows, context: KernelContext) -> Rows:

@@ -52,9 +52,9 @@ class Experts:
 
     number: int  # Experts of a layer
     chosen: int  # Experts that each token goes through, beside the shared one
-    width: int  # The width of the hidden layer of each
+    width: int  # The inner width of each
     renormalised: bool = False  # Whether the weights of the chosen are divided by their sum
-    shared_width: int = 0  # The hidden width of the expert that takes every token; 0: there is none
+    shared_width: int = 0  # The inner width of the expert that takes every token; 0: there is none
     shared_gate: bool = False  # Whether the shared expert is weighed by a sigmoid of its own
     dense_layers: tuple[int, ...] = ()  # Layers (0-based) with a gated MLP of the architecture's `mlp_width` instead
     sigmoid: bool = False  # Whether scores are sigmoids, each of its own logit

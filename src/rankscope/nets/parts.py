@@ -36,7 +36,7 @@ rules, but `pieces`, the parts that it is at each of them. One that reads masks 
 depth, has `by_number = True`: then no layer can be taken out (`Transformer.without`).
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
-`settings` (masks, positions, which tokens are valid) and a `memory` for what one layer leaves to later ones,
+`settings` (masks, positions, which tokens are valid) and a dict `carried` of what one layer leaves to later ones,
 `inside` what the branch reads. What a rule named `frozen` needs of the tokens as they were, the plain rule
 keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`. To have heaviest paths
 proved, such a part has `lengthens(block)`: by how much it can lengthen a term at most.

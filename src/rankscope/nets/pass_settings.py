@@ -8,7 +8,7 @@ The blocks of a decoder attend to a memory M beside their own tokens, mostly the
 
     cross-attention   P_h = softmax(X W_Q (M W_K)^T / divisor),    X <- a X + sum_h P_h M W_V W_O
 
-M is the same for every block; its tokens have no position here and none is hidden, but for padding.
+M is the same for every block; its tokens have no position here, and all are seen but padding.
 """
 
 from dataclasses import dataclass, replace
@@ -124,7 +124,7 @@ class PassSettings:
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
-            bias=score_bias(arch, weights, n, X) if whole_masks else None,
+            bias=score_bias(arch, weights, n, X) if whole_masks and arch.positions in ("bias", "alibi") else None,
             valid=valid,
             memory=None if memory is None else memory.expanded(len(X)),
             relative=None if table is None else (table, table_rows(arch, n, X.device)),

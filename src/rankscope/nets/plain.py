@@ -13,10 +13,9 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
 from rankscope.nets.mlp import ACTIVATIONS, chosen_experts, chosen_weights, mixed
 from rankscope.nets.norms import NormWeights, normalise
-from rankscope.nets.order import Half
 from rankscope.nets.pass_settings import PassSettings, TokenOrder
 from rankscope.nets.positions import by_offset, disentangled, rotate
-from rankscope.nets.traversal import Arithmetic, Block
+from rankscope.nets.traversal import Arithmetic, Block, Half
 from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
 from rankscope.shapes import Float
 
@@ -34,7 +33,7 @@ class Plain(Arithmetic):
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         self.arch, self.settings = arch, settings
-        self.memory: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}  # what one layer leaves to later ones, by name
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
         self.attended: Tensor | None = None  # the tokens that attention read last
@@ -171,13 +170,13 @@ class Plain(Arithmetic):
 
     def _dense(self, w: MLPWeights, X: Tensor, limit: float = 0.0) -> Tensor:
         act = ACTIVATIONS[self.arch.activation]
-        hidden = self.through(X, w.up)  # [batch, token, mlp_width]
+        up = self.through(X, w.up)  # [batch, token, mlp_width]
         if w.gate is None:
-            return self.through(act(hidden), w.down)
+            return self.through(act(up), w.down)
         gate = self.through(X, w.gate)
         if limit:
-            gate, hidden = gate.clamp(max=limit), 1 + hidden.clamp(-limit, limit)
-        return self.through(act(gate) * hidden, w.down)
+            gate, up = gate.clamp(max=limit), 1 + up.clamp(-limit, limit)
+        return self.through(act(gate) * up, w.down)
 
     def routing(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token expert"]:
         """The weight of each expert for each token, 0 of those not chosen."""

@@ -124,11 +124,9 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Offsets:
 
 def score_bias(
     arch: Architecture, weights: Weights, n: int, like: Tensor, start: int = 0, stop: int | None = None
-) -> Scores | None:
+) -> Scores:
     """Return what `bias` (by the table in `weights`) and `alibi` add to scores among n tokens, after the divisor, in
-    rows `start` to `stop` (all, if left out), of the dtype and on the device of `like`; None for other schemes."""
-    if arch.positions not in ("bias", "alibi"):
-        return None
+    rows `start` to `stop` (all, if left out), of the dtype and on the device of `like`."""
     j = torch.arange(n, device=like.device)
     ahead = j[None, :] - j[start:stop, None]  # j - i
     if arch.positions == "bias":

@@ -20,8 +20,9 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError, FileError, require
 from rankscope.files import atomic, writable_folder, write_text
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.structures import named
 from rankscope.nets.tensors import shapes
-from rankscope.nets.weights import StreamedLayers, Weights, named
+from rankscope.nets.weights import Weights
 
 ABOUT, TENSORS = "rankscope.json", "network.safetensors"
 FORMAT = 1
@@ -94,13 +95,7 @@ def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tenso
     layers, mine = weights.layers, shapes(arch)
     digest_of = digests(weights, layers=False)
     for index in range(1 if arch.shared else len(layers)):
-        if isinstance(layers, StreamedLayers):
-            noted, index_in_source = layers.source.noted, layers.numbers[index]
-            if index_in_source not in noted:
-                noted[index_in_source] = digests(layers[index])
-            layer = noted[index_in_source]
-        else:
-            layer = digests(layers[index])
+        layer = layers.noted(index, digests)
         digest_of |= {f"layers.{index}.{name}": sha for name, sha in layer.items()}
     known = {name: sha for name, sha in digest_of.items() if name in mine}
     known |= {name: digest(tensor) for name, tensor in beside.items()}

@@ -11,7 +11,7 @@ negative. Where all scores are small m is taken to be 0.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -221,7 +221,7 @@ class StreamedPlain(Plain):
             return None
         n, like = settings.valid.shape[1], block.weights.attention.query.weight
         bias = partial(score_bias, arch, self.net.weights, n, like)
-        return lambda heads, start, stop: cast(Tensor, bias(start, stop))[heads]
+        return lambda heads, start, stop: bias(start, stop)[heads]
 
     def mix(self, block: Block, P: PatternNumbers, V: Heads) -> HeadOutputs:  # type: ignore[override]
         """`P_h V_h` of every head, and the numbers of P on the way."""
@@ -254,12 +254,12 @@ class StreamedPlain(Plain):
             return F.scaled_dot_product_attention(q, rows.k, V, is_causal=rows.behind, scale=scale)
         batch, heads, n = q.shape[:3]
         together = 1 if q.device.type == "cpu" else heads
-        memory = self.request.block_bytes or AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
-        step = max(1, memory // max(1, batch * together * V.shape[2] * q.element_size()))
+        block_bytes = self.request.block_bytes or AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
+        count = max(1, block_bytes // max(1, batch * together * V.shape[2] * q.element_size()))  # rows at once
         outputs = q.new_empty(*q.shape[:-1], V.shape[-1])
         numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}
-        for start in range(0, n, step):
-            stop = min(n, start + step)
+        for start in range(0, n, count):
+            stop = min(n, start + count)
             seen = rows.seen(stop)
             for head in range(0, heads, together):
                 block = slice(0, batch), slice(head, head + together), start, stop

@@ -25,8 +25,8 @@ from rankscope.errors import ArchitectureError, WeightsError, one_of
 from rankscope.nets import weights
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
-from rankscope.nets.order import norms
-from rankscope.nets.weights import Layer, StreamedLayers, Weights
+from rankscope.nets.traversal import norms
+from rankscope.nets.weights import HeldLayers, Layer, StreamedLayers, Weights
 
 Shape = tuple[int, ...]
 Draw = Callable[[Shape, int, int, Generator], Tensor]  # (shape, inputs, outputs, generator) -> weights
@@ -98,7 +98,7 @@ def with_parts(arch: Architecture, state: Mapping[str, Tensor], like: Tensor) ->
 
 
 def shapes(arch: Architecture) -> dict[str, Shape]:
-    """Names and shapes of every tensor of a network: what `from_weights` expects and `state` gives."""
+    """Names and shapes of every tensor of a network: what `from_weights` expects and `state_dict` gives."""
     stored = 1 if arch.shared else arch.layers
     result = {
         f"layers.{index}.{name}": shape for index in range(stored) for name, shape in layer_shapes(arch, index).items()
@@ -164,7 +164,7 @@ def built(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
             by_layer[int(index)][inner] = tensor
         else:
             network_tensors[name] = tensor
-    layers = tuple(_build(Layer, _nested(layer)) for layer in by_layer) * (arch.layers if arch.shared else 1)
+    layers = HeldLayers([_build(Layer, _nested(layer)) for layer in by_layer] * (arch.layers if arch.shared else 1))
     return cast(Weights, _build(Weights, {**_nested(network_tensors), "layers": layers}))
 
 

@@ -1,29 +1,29 @@
 """`Transformer`: an architecture and its weights, run layer by layer."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError, TokensError, require
+from rankscope.errors import ArchitectureError, TokensError, require, require_one_of
 from rankscope.files import writable_folder
 from rankscope.nets import storage, variants
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.devices import Conversion, check_device, check_dtype, check_memory, usual_modes
-from rankscope.nets.kernels import Kernel
-from rankscope.nets.masks import MaskLike
-from rankscope.nets.norms import Norm, normalise
+from rankscope.nets.norms import normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, texts_of, weights_of
 from rankscope.nets.pass_settings import Memory, PassSettings, TokenOrder, Tokens, Valid, padding_from, prepare_tokens
 from rankscope.nets.plain import ForwardPass, Plain, Step
-from rankscope.nets.tensors import assemble, random_tensors, shapes, with_parts
-from rankscope.nets.traversal import Block, Rules, traverse
-from rankscope.nets.variants import HeadChoice, HeadsOut
-from rankscope.nets.weights import StreamedLayers, Weights, converted, named, picked, release
+from rankscope.nets.structures import converted, named
+from rankscope.nets.tensors import assemble, layer_shapes, random_tensors, shapes, with_parts
+from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.nets.variants import HeadsOut, VariantOptions
+from rankscope.nets.weights import Weights
 from rankscope.remedies import Remedy
 from rankscope.remedies import remedy as named_remedy
 
@@ -80,12 +80,24 @@ class Transformer:
         """A network on given tensors, named and shaped as `shapes(arch)` lists them."""
         return cls(arch, assemble(arch, tensors))
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Every tensor by name: the inverse of `from_weights`, for variants as well."""
         sentence = "all layers must be in memory; these are read one at a time: load with stream=False"
         require(not self.streamed, sentence, ArchitectureError, "stream")
         mine = shapes(self.arch)
         return {name: tensor for name, tensor in named(self.weights).items() if name in mine}
+
+    def num_parameters(self) -> int:
+        """How many numbers the weights have, those of layers that share them counted once.
+
+        >>> Transformer.random(Architecture(layers=2, width=8, heads=2)).variant(layers=24).num_parameters()
+        1744
+        """
+        index_of = {(id(of), number): index for index, (of, number) in enumerate(self.weights.layers.places())}
+        sizes = [shape for name, shape in shapes(self.arch).items() if not name.startswith("layers.")]
+        for index in index_of.values():
+            sizes += layer_shapes(self.arch, index).values()
+        return sum(map(math.prod, sizes))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,7 +112,7 @@ class Transformer:
     @property
     def streamed(self) -> bool:
         """Whether its layers are read one at a time, and are not in memory."""
-        return isinstance(self.weights.layers, StreamedLayers)
+        return self.weights.layers.streamed
 
     def to(
         self,
@@ -127,10 +139,8 @@ class Transformer:
 
     def held(self) -> "Transformer":
         """The network with all its layers in memory."""
-        layers = self.weights.layers
-        if not isinstance(layers, StreamedLayers):
-            return self
-        return replace(self, weights=replace(self.weights, layers=layers.in_memory()))
+        held = replace(self.weights, layers=self.weights.layers.in_memory())
+        return replace(self, weights=held) if self.streamed else self
 
     def with_memory(
         self, M: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None
@@ -164,7 +174,7 @@ class Transformer:
     def save(self, folder: str | Path) -> Path:
         """Write the network into a folder that `rankscope.load` reads back bit for bit: its fields, weights,
         and the embedding and tokenizer of the model it came from, if any."""
-        tensors, save_origin = self.state(), getattr(self.origin, "save", None)
+        tensors, save_origin = self.state_dict(), getattr(self.origin, "save", None)
         writable_folder(folder)
         fingerprint = replace(self, memory=None).fingerprint
         origin = None if save_origin is None else save_origin(Path(folder))
@@ -219,14 +229,14 @@ class Transformer:
         for step in self.traversed(X, valid, rules):
             yield step if order is None else step.restored(order)
 
-    def traversed(self, X: Tensor, valid: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
+    def traversed(self, X: Tensor, valid: Tensor, rules: Arithmetic) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
         padding = None if bool(valid.all()) else ~valid[..., None]
         for block in self.blocks:
             X, *rest = traverse(block, rules, X)
             X = X if padding is None else X.masked_fill(padding, 0.0)
             yield Step(block.index + 1, X, *rest)
-        release(self.weights.layers)
+        self.weights.layers.release()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -245,6 +255,18 @@ class Transformer:
         if not self.arch.final_norm:
             return X
         return normalise(X, self.arch.norm, self.weights.final_norm, self.arch.norm_eps)
+
+    def __call__(self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None) -> Tokens:
+        """Return the tokens after the last layer, through the final norm where there is one, as a call of the original
+        model gives them: the `output` of `run`. The arguments are those of `steps`.
+
+        >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+        >>> net(torch.randn(1, 5, 8, dtype=torch.float64)).shape
+        torch.Size([1, 5, 8])
+        """
+        for step in self.steps(X, padding, attention_mask):
+            X = step.state
+        return self.finish(X)
 
     def run(
         self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None, *, attention: bool = False
@@ -277,67 +299,48 @@ class Transformer:
             sentence = "a remedy must be a name and numbers, as ('attnscale', w=0.5), or have name and applied(arch)"
             raise ArchitectureError(f"{sentence}; got {remedy!r}{' and numbers' * bool(numbers)}", subject="remedy")
         arch = chosen_remedy.applied(self.arch)
-        state = with_parts(arch, self.state(), self.weights.like)
+        state = with_parts(arch, self.state_dict(), self.weights.like)
         changed = getattr(chosen_remedy, "tensors", lambda arch, state: state)(arch, state)
         mine = shapes(arch)  # without those of norms that it takes out
         return replace(self, arch=arch, weights=assemble(arch, {k: changed[k] for k in changed if k in mine}))
 
-    def variant(
-        self,
-        name: str | None = None,
-        /,
-        *,
-        skip: float | bool | None = None,
-        attention_skip: float | bool | None = None,
-        mlp_skip: float | bool | None = None,
-        mlp: bool | str = True,
-        norm: bool | str | Norm = True,
-        mask: MaskLike | None = None,
-        divisor: float | None = None,
-        score_cap: float | None = None,
-        kernel: str | Kernel | None = None,
-        activation: str | None = None,
-        heads: HeadChoice | None = None,
-        layers: int | Sequence[int] | None = None,
-    ) -> "Transformer":
+    def variant(self, name: str | None = None, /, **options: Unpack[VariantOptions]) -> "Transformer":
         """Return the network with parts taken out or changed, on the same weights. What is not named stays.
 
         Args:
-            name: "san", "san+skip", "transformer-norm" and others (`variants.py`); the other arguments change
-                what it gives.
-            skip: The weight of both skips; False or 0 takes them out, True is 1.
-            attention_skip: The weight of the skip around attention alone.
-            mlp_skip: The weight of the skip around the MLP alone.
-            mlp: False or "none" takes out the MLP, its skip and its norm.
-            norm: False or "none" takes out every norm. A kind other than the network's own is refused, as of `mlp`:
-                there are no weights for it.
-            mask: Which tokens see which, as in `Architecture`; so are the next four.
-            divisor: What scores are divided by.
-            score_cap: The cap on scores; 0 takes it out.
-            kernel: How scores become the pattern.
-            activation: The nonlinearity of the MLP.
-            heads: The active heads, in every layer, or by layer {3: [0, 5]}.
-            layers: A depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask
-                or heads named along with it describe the new depth.
+            name: "san", "san+skip", "transformer-norm" and others (`variants.py`); the options change what it gives.
+            options: What else is changed; None leaves a part as it is (`VariantOptions` has their types):
+
+                - `skip`: the weight of both skips; False or 0 takes them out, True is 1;
+                - `attention_skip`: the weight of the skip around attention alone;
+                - `mlp_skip`: the weight of the skip around the MLP alone;
+                - `mlp`: False or "none" takes out the MLP, its skip and its norm;
+                - `norm`: False or "none" takes out every norm. A kind other than the network's own is refused, as of
+                  `mlp`: there are no weights for it;
+                - `mask`: which tokens see which, as in `Architecture`; so are the next four;
+                - `divisor`: what scores are divided by;
+                - `score_cap`: the cap on scores; 0 takes it out;
+                - `kernel`: how scores become the pattern;
+                - `activation`: the nonlinearity of the MLP;
+                - `heads`: the active heads, numbered from 0, in every layer, or by layer {3: [0, 5]};
+                - `layers`: a depth (12 layers repeated to 128), or the layers to apply, in order ([1] * 300), numbered
+                  from 1. A mask or heads named along with it describe the new depth.
+
+        Raises:
+            ArchitectureError: An option that does not exist, or what the network cannot be made into.
 
         >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
         >>> net.variant("san", layers=6)
         Transformer(6 layers, width 8, 2 heads, no skip, no MLP, no norm, torch.float64 on cpu)
         """
-        skips = {"skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip}
-        scores = {"mask": mask, "divisor": divisor, "score_cap": score_cap, "kernel": kernel}
-        changes: dict[str, Any] = {**skips, **scores, "activation": activation, "heads": heads}
+        for option in options:
+            known = VariantOptions.__annotations__
+            require_one_of("option of a variant", option, known, ArchitectureError, "variant")
         if name is not None:
-            base = self.variant(**variants.named_changes(self.arch, name)) if name != "transformer" else self
-            given = any(value is not None for value in (layers, *changes.values()))
-            unchanged = mlp is True and norm is True and not given
-            return base if unchanged else base.variant(mlp=mlp, norm=norm, layers=layers, **changes)
-        mlp, norm = (variants.keeps_part(self.arch, *part) for part in (("mlp", mlp), ("norm", norm)))
-        chosen = variants.chosen_layers(layers, self.arch.layers)
-        arch = self.arch if layers is None else variants.with_layers(self.arch, chosen)
-        arch = variants.with_changes(arch, mlp=mlp, norm=norm, **changes)
-        stored = picked(self.weights.layers, chosen)
-        return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
+            base = self if name == "transformer" else self.variant(**variants.named_changes(self.arch, name))
+            return base.variant(**options) if options else base
+        arch, chosen = variants.changed(self.arch, options)
+        return replace(self, arch=arch, weights=replace(self.weights, layers=self.weights.layers.picked(chosen)))
 
     def without(self, layers: Iterable[int] = (), heads: HeadsOut = ()) -> "Transformer":
         """Return a smaller network: these layers and heads are taken out, and what is left computes as before.
@@ -348,7 +351,7 @@ class Transformer:
         the network then says "some heads silent". Other tensors are shared with this network.
 
         Args:
-            layers: Layers, numbered from 1 as in every table (`variant` counts them from 0).
+            layers: Layers, numbered from 1 as in every table.
             heads: Heads, numbered from 0, by layer {3: [0, 5]} or as pairs [(3, 0), (3, 5)]; layers are those of
                 this network, whichever of them are taken out as well.
 
@@ -362,8 +365,8 @@ class Transformer:
         Transformer(4 layers, width 8, 1 head, torch.float64 on cpu)
         """
         active, left = variants.heads_left(self.arch, heads), variants.layers_left(self.arch, layers)
-        cut = (self if active is None else self.variant(heads=dict(enumerate(active)))).variant(layers=left)
+        cut = (self if active is None else self.variant(heads=dict(enumerate(active, 1)))).variant(layers=left)
         if active is None or self.streamed or not variants.can_narrow(cut.arch):
             return cut
-        arch, tensors = variants.narrowed(cut.arch, cut.state())
+        arch, tensors = variants.narrowed(cut.arch, cut.state_dict())
         return replace(cut, arch=arch, weights=assemble(arch, tensors))

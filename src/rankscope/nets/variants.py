@@ -20,18 +20,19 @@ the embedding; heads from 0.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError, require, require_one_of
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.checks import DEEPEST
-from rankscope.nets.masks import mask_spec
+from rankscope.nets.fields import DEEPEST
+from rankscope.nets.kernels import Kernel
+from rankscope.nets.masks import MaskLike, mask_spec
 from rankscope.nets.norms import Norm
-from rankscope.nets.order import active_heads
+from rankscope.nets.traversal import active_heads
 
-HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]  # Heads of every layer, or of some layers by number
+HeadChoice = Sequence[int] | Mapping[int, Sequence[int]]  # Heads of every layer, or of some layers by number from 1
 DEFINED = ("san", "san+mlp", "san+skip", "transformer")
 """The four curves of Dong et al. 2021, figure 2, as the paper's text defines them."""
 PUBLISHED = {
@@ -52,7 +53,24 @@ KEY_HEAD_AXES = {"key.weight": 1, "key.bias": 0, "value.weight": 1, "value.bias"
 VARIANT_PARTS = ("skip", "attention_skip", "mlp_skip", "mlp", "norm")
 
 
-def named_changes(arch: Architecture, name: str) -> dict[str, Any]:
+class VariantOptions(TypedDict, total=False):
+    """The options of `Transformer.variant`, which describes each; None leaves a part as it is."""
+
+    skip: float | bool | None
+    attention_skip: float | bool | None
+    mlp_skip: float | bool | None
+    mlp: bool | str | None
+    norm: bool | str | Norm | None
+    mask: MaskLike | None
+    divisor: float | None
+    score_cap: float | None
+    kernel: str | Kernel | None
+    activation: str | None
+    heads: HeadChoice | None
+    layers: int | Sequence[int] | None
+
+
+def named_changes(arch: Architecture, name: str) -> VariantOptions:
     """Return the arguments of `net.variant` that a variant's name stands for.
 
     >>> named_changes(Architecture(layers=2, width=8, heads=2), "san+norm")
@@ -80,21 +98,21 @@ def _skip_weight(weight: float, present: bool, removes: bool) -> float | None:
 
 
 def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
-    """The layers to apply, in order."""
+    """The indices of the layers to apply, in order; `layers` are a depth, or layers numbered from 1."""
     if layers is None:
         return list(range(depth))
     if isinstance(layers, int) and not isinstance(layers, bool):
         require(1 <= layers <= DEEPEST, f"layers must be 1 to {DEEPEST}; got {layers}", ArchitectureError, "layers")
         return [index % depth for index in range(layers)]
     chosen = list(layers) if isinstance(layers, Sequence) else []
-    valid = chosen and all(type(index) is int and 0 <= index < depth for index in chosen)
-    sentence = f"layers must be a depth, or a list of layers 0..{depth - 1}; got {layers!r:.40}"
-    require(valid, sentence, ArchitectureError, "layers")
-    return chosen
+    sentence = f"layers must be a depth, or a list of layers 1..{depth}; got {layers!r:.40}"
+    known = chosen and all(type(layer) is int and 1 <= layer <= depth for layer in chosen)
+    require(known, sentence, ArchitectureError, "layers")
+    return [layer - 1 for layer in chosen]
 
 
 def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
-    """The architecture of the chosen layers, with their fields that are given by layer."""
+    """The architecture of the layers of these indices, with their fields that are given by layer."""
     changes: dict[str, Any] = {"layers": len(chosen)}
     if isinstance(arch.mask, str) and ";" in arch.mask:
         changes["mask"] = ";".join(str(arch.mask_of(index)) for index in chosen)
@@ -126,9 +144,12 @@ def keeps_part(arch: Architecture, part: str, choice: bool | str | Norm) -> bool
     raise ArchitectureError(f"{sentence}; got {choice!r:.60}: {advice}", subject=part)
 
 
-def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> Architecture:
-    """Return the architecture with the options of `Transformer.variant` that are given: not None, or False."""
-    given = {name: value for name, value in options.items() if value is not None}
+def changed(arch: Architecture, options: VariantOptions) -> tuple[Architecture, list[int]]:
+    """(the architecture with the options of a variant that are given, the indices of the layers it has)."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    mlp, norm = (keeps_part(arch, part, given.get(part, True)) for part in ("mlp", "norm"))
+    chosen = chosen_layers(given.get("layers"), arch.layers)
+    arch = with_layers(arch, chosen) if "layers" in given else arch
     changes: dict[str, Any] = {name: given[name] for name in ("attention_skip", "mlp_skip") if name in given}
     for name in ("attention_skip", "mlp_skip") if "skip" in given else ():
         if name == "attention_skip" or not arch.parallel:  # a parallel block has one skip
@@ -146,36 +167,35 @@ def with_changes(arch: Architecture, mlp: bool, norm: bool, **options: Any) -> A
     changes |= {name: given[name] for name in ("divisor", "score_cap", "kernel", "activation") if name in given}
     if "heads" in given:
         changes["kept_heads"] = kept_heads(arch, given["heads"])
-    changed = arch.replace(**changes)
-    if changed.linformer_rank != arch.linformer_rank or (changed.kernel == "sink" != arch.kernel):
-        sentence = f"a variant from kernel {arch.kernel!r} to {changed.kernel!r} needs other weights"
+    result = arch.replace(**changes)
+    if result.linformer_rank != arch.linformer_rank or (result.kernel == "sink" != arch.kernel):
+        sentence = f"a variant from kernel {arch.kernel!r} to {result.kernel!r} needs other weights"
         raise ArchitectureError(f"{sentence}: use Transformer.random(arch.replace(kernel=...))", subject="kernel")
-    return changed
+    return result, chosen
 
 
 def kept_heads(arch: Architecture, heads: HeadChoice) -> tuple[tuple[int, ...], ...]:
-    """The active heads of each layer, from a list for all layers or lists by layer."""
+    """The active heads of each layer, from a list for all layers or lists by layer, numbered from 1."""
     listed = isinstance(heads, Mapping | Sequence) and not isinstance(heads, str)
     sentence = f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}"
     require(listed, sentence, ArchitectureError, "heads")
     if not isinstance(heads, Mapping):
         return (tuple(heads),) * arch.layers
     for layer in heads:
-        known = type(layer) is int and 0 <= layer < arch.layers
-        require(known, f"layers are 0..{arch.layers - 1}; got {layer!r}", ArchitectureError, "heads")
+        _check_layer(arch, layer, "heads")
     before = arch.kept_heads or (tuple(range(arch.heads)),) * arch.layers
-    return tuple(tuple(heads.get(layer, kept)) for layer, kept in enumerate(before))
+    return tuple(tuple(heads.get(layer, kept)) for layer, kept in enumerate(before, 1))
 
 
 def layers_left(arch: Architecture, layers: Iterable[int]) -> list[int]:
-    """The layers that stay, in order and counted from 0, where `layers` (from 1) go."""
+    """The layers that stay, in order, where `layers` go; both numbered from 1."""
     listed = isinstance(layers, Iterable) and not isinstance(layers, str)
     sentence = f"layers must be a list of layers, numbered from 1, as [3, 4]; got {layers!r}"
     require(listed, sentence, ArchitectureError, "layers")
     out = list(layers)
     for layer in out:
         _check_layer(arch, layer, "layers")
-    left = [index for index in range(arch.layers) if index + 1 not in out]
+    left = [layer for layer in range(1, arch.layers + 1) if layer not in out]
     sentence = f"a network must keep at least one layer; all {arch.layers} would be taken out"
     require(left, sentence, ArchitectureError, "layers")
     numbered = [part.name for part in arch.parts if getattr(part, "by_number", False)]
@@ -219,7 +239,7 @@ def heads_left(arch: Architecture, heads: HeadsOut) -> tuple[tuple[int, ...], ..
 
 
 def can_narrow(arch: Architecture) -> bool:
-    """True if heads that are not active can be removed for real, and what is left is a network of fewer heads.
+    """True if heads that are not active can be removed, tensors and all, and what is left is a network of fewer heads.
 
     Every layer must lose as many heads, and every key head that stays must keep as many heads of queries. Heads
     that other heads feel stay: slopes by the number of heads (ALiBi), one norm of all queries of a token, and
@@ -237,7 +257,7 @@ def can_narrow(arch: Architecture) -> bool:
 
 
 def narrowed(arch: Architecture, tensors: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, Tensor]]:
-    """The architecture and tensors (as of `Transformer.state`) without the heads that are not active."""
+    """The architecture and tensors (as of `Transformer.state_dict`) without the heads that are not active."""
     assert arch.kept_heads is not None
     kept = [active_heads(arch, index) for index in range(arch.layers)]
     keys = [tuple(_heads_by_key(arch, heads)) for heads in kept]

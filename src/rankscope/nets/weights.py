@@ -9,7 +9,7 @@ that variants that run side by side read each layer once for all.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.norms import UNWEIGHTED, NormWeights
+from rankscope.nets.structures import converted, named
 from rankscope.shapes import Float
 
 LATENT_EPS = 1e-6  # Of the norms of latents, whatever that of tokens is
-Structure = TypeVar("Structure")
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,51 @@ class LayerSource(Generic[Item]):
         return source
 
 
+class HeldLayers(tuple[Layer, ...]):
+    """The layers of a network, all in memory."""
+
+    __slots__ = ()
+    streamed = False
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype of all, where they are."""
+        return self[0].attention.query.weight
+
+    def places(self) -> list[tuple[Any, int]]:
+        """(what holds it, its number there) of each layer: the same for layers that are one and the same."""
+        return [(layer, 0) for layer in self]
+
+    def picked(self, indices: Sequence[int]) -> "HeldLayers":
+        """Return some of the layers, in that order."""
+        return HeldLayers([self[index] for index in indices])
+
+    def noted(self, index: int, note: Callable[[Layer], Result]) -> Result:
+        """Return `note(layer)` of a layer."""
+        return note(self[index])
+
+    def in_memory(self) -> "HeldLayers":
+        """Return these layers."""
+        return self
+
+    def release(self) -> None:
+        """Let go of nothing: the layers stay in memory."""
+
+
 class StreamedLayers(Generic[Item]):
     """The layers of a network, in any order, one of them in memory; `numbers` are those in the source. Not a
     `Sequence` by name: type checks at run time would read some."""
 
+    streamed = True
+
     def __init__(self, source: LayerSource[Item], numbers: Sequence[int]) -> None:
         self.source, self.numbers = source, tuple(numbers)
         self._last: tuple[int, Item] | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor without entries, of the dtype of all, where they are."""
+        return self.source.like
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -175,13 +214,37 @@ class StreamedLayers(Generic[Item]):
             self._last = index_in_source, self.source(index_in_source)
         return self._last[1]
 
-    def in_memory(self) -> tuple[Item, ...]:
+    def converted(self, move: Callable[[Tensor], Tensor]) -> "StreamedLayers[Item]":
+        """Return these layers with `move(tensor)` in the place of every tensor, each moved after it is read."""
+        source = self.source.moved(lambda layer: converted(layer, move), move(self.source.like), move)
+        return StreamedLayers(source, self.numbers)
+
+    def places(self) -> list[tuple[Any, int]]:
+        """(what holds it, its number there) of each layer: the same for layers that are one and the same."""
+        return [(self.source, number) for number in self.numbers]
+
+    def picked(self, indices: Sequence[int]) -> "StreamedLayers[Item]":
+        """Return some of the layers, in that order; none is read for it."""
+        return StreamedLayers(self.source, [self.numbers[index] for index in indices])
+
+    def noted(self, index: int, note: Callable[[Item], Result]) -> Result:
+        """Return `note(layer)` of a layer, made once for all networks that share the source."""
+        noted, number = self.source.noted, self.numbers[index]
+        if number not in noted:
+            noted[number] = note(self[index])
+        return cast(Result, noted[number])
+
+    def in_memory(self) -> HeldLayers:
         """Return all layers, read; one that comes several times, once."""
-        layers = {index: self.source(index) for index in dict.fromkeys(self.numbers)}
-        return tuple(layers[index] for index in self.numbers)
+        layers: dict[int, Any] = {index: self.source(index) for index in dict.fromkeys(self.numbers)}
+        return HeldLayers([layers[index] for index in self.numbers])
+
+    def release(self) -> None:
+        """Let go of the last layer that was read, at the end of a pass."""
+        self._last = None
 
 
-Layers = tuple[Layer, ...] | StreamedLayers[Layer]  # The layers of a network: in memory, or read one at a time
+Layers = HeldLayers | StreamedLayers[Layer]  # The layers of a network: in memory, or read one at a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,99 +261,10 @@ class Weights:
     @property
     def like(self) -> Tensor:
         """A tensor of their dtype, where they are."""
-        layers = self.layers
-        return layers.source.like if isinstance(layers, StreamedLayers) else layers[0].attention.query.weight
+        return self.layers.like
 
     def __repr__(self) -> str:
-        if isinstance(self.layers, StreamedLayers):
+        if self.layers.streamed:
             return f"Weights({len(self.layers)} layers, read one at a time)"
         distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
         return f"Weights({len(self.layers)} layers, {sum(distinct.values()):,} numbers)"
-
-
-def named(weights: object, prefix: str = "", layers: bool = True) -> dict[str, Tensor]:
-    """Every tensor of a structure, by its dotted name; of a network's, without its `layers` if so asked."""
-    tensors: dict[str, Tensor] = {}
-    for name, value in _members(weights):
-        if name == "layers" and not layers:
-            continue
-        path = f"{prefix}.{name}" if prefix else name
-        if isinstance(value, Tensor):
-            tensors[path] = value
-        elif value is not None:
-            tensors |= named(value, path)
-    return tensors
-
-
-def converted(structure: Structure, move: Callable[..., Any], *others: Structure) -> Structure:
-    """The structure with `move(tensor)` in the place of every tensor; a tensor met twice is moved once.
-
-    With `others`, structures of the same form, `move` is called with the tensors of all at the same place."""
-    return cast(Structure, _moved((structure, *others), move, {}))
-
-
-def _moved(values: tuple[Any, ...], move: Callable[..., Any], seen: dict[tuple[int, ...], Any]) -> Any:
-    # No function inside `converted`: one that calls itself would hold all tensors until garbage is collected.
-    value = values[0]
-    names = _names(type(value))
-    if names is None and not isinstance(value, Tensor | tuple | dict | StreamedLayers):
-        return value
-    key = tuple(map(id, values))
-    if key in seen:
-        return seen[key]
-    moved: Any
-    if isinstance(value, Tensor):
-        moved = move(*values)
-    elif names is not None:
-        parts = {name: _moved(tuple([getattr(structure, name) for structure in values]), move, seen) for name in names}
-        moved = type(value)(**parts)
-    elif isinstance(value, tuple):
-        items = [_moved(items, move, seen) for items in zip(*values, strict=True)]
-        moved = getattr(type(value), "_make", tuple)(items)
-    elif isinstance(value, dict):
-        moved = {name: _moved(tuple([structure[name] for structure in values]), move, seen) for name in value}
-    else:
-        source = value.source.moved(lambda layer: converted(layer, move), move(value.source.like), move)
-        moved = StreamedLayers(source, value.numbers)
-    seen[key] = moved
-    return moved
-
-
-def _names(kind: type) -> tuple[str, ...] | None:
-    """The names of the fields of a dataclass; None of any other class. Asked of each part of a structure, so cached."""
-    if kind not in _names_of_kinds:
-        _names_of_kinds[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
-    return _names_of_kinds[kind]
-
-
-_names_of_kinds: dict[type, tuple[str, ...] | None] = {}
-
-
-def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
-    """The form of a structure as nested tuples, with `of(tensor)` in the place of each tensor."""
-    if isinstance(structure, Tensor):
-        return of(structure)
-    if isinstance(structure, tuple | dict) or _names(type(structure)) is not None:
-        return (type(structure), *((name, outline(item, of)) for name, item in _members(structure)))
-    return structure
-
-
-def _members(value: object) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return list(value.items())
-    if isinstance(value, tuple | StreamedLayers):
-        return [(str(index), item) for index, item in enumerate(value)]
-    return [(name, getattr(value, name)) for name in cast(tuple[str, ...], _names(type(value)))]
-
-
-def picked(layers: Layers, indices: Sequence[int]) -> Layers:
-    """Return some of the layers, in that order; none is read for it."""
-    if isinstance(layers, StreamedLayers):
-        return StreamedLayers(layers.source, [layers.numbers[index] for index in indices])
-    return tuple(layers[index] for index in indices)
-
-
-def release(layers: Layers) -> None:
-    """Let go of the last layer that was read, at the end of a pass."""
-    if isinstance(layers, StreamedLayers):
-        layers._last = None

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rankscope.errors import PathError, require
 from rankscope.metrics import dobrushin, frobenius_norm, mu, residual
-from rankscope.nets import Block, Half, Tokens, release
+from rankscope.nets import Block, Half, Tokens
 from rankscope.paths.frozen import (
     Frozen,
     FrozenLayer,
@@ -227,7 +227,7 @@ def by_position(frozen: Frozen, query: int | None = -1, lengths: bool = False, s
     if sizes:
         norms = [torch.linalg.vector_norm(term * chosen, dim=(2, 3)) for term in _source_terms(frozen, lengths)]
         columns["norm"] = torch.stack([*norms, torch.linalg.vector_norm(bias_terms * chosen, dim=(2, 3))], 2)
-    release(frozen.net.weights.layers)
+    frozen.net.weights.layers.release()
     return ByPosition(_table(columns, frozen, lengths), closure)
 
 

@@ -298,7 +298,7 @@ class Decomposition(Result):
         """The output with only those paths, to be fed to the model's own head.
 
         One of: `lengths`, every path of these lengths; `paths`, these and no other; `heads`, every path that
-        passes through these heads alone, in every layer or by layer {3: [0, 5]} (0-based). `attention` is
+        passes through these heads alone, in every layer or by layer {3: [0, 5]} (layers from 1). `attention` is
         `shared`, of the full network, or `own`, recomputed along each path. `biases` adds what starts at a
         bias: of the same lengths, or through the same heads; single paths start at the embedding. Paths of
         their `own` have the biases that they meet in them, always.

@@ -54,7 +54,6 @@ from rankscope.nets import (
     named,
     norm_of,
     pieces,
-    release,
     shapes,
     traverse,
 )
@@ -259,7 +258,7 @@ def frozen_pass(net: Transformer, X: Tensor, padding: Tensor | None = None, seen
     for block in net.blocks:
         X = traverse(block, rules, X).state
         X = X if whole else X.masked_fill(~valid[..., None], 0.0)
-    release(net.weights.layers)
+    net.weights.layers.release()
     layers = tuple(rules.layer(block) for block in net.blocks)
     last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
     output = net.finish(X) * valid[..., None]
@@ -281,7 +280,7 @@ class FrozenRules(Arithmetic):
     def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
         self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
         self.whole = frozen.whole
-        self.memory: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
         """The measured quantities of a block."""

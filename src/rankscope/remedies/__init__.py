@@ -24,8 +24,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Names of remedies are read without torch, by the command line: what needs it is imported when asked for.
+    # The command line reads the names of remedies without torch: what needs it is imported when asked for.
     if name not in __all__:
         raise AttributeError(f"module 'rankscope.remedies' has no attribute {name!r}")
-    homes = {"BUILT_IN": "catalogue", "REMEDIES": "catalogue", "remedy": "catalogue", "PatternShaping": "shaping"}
+    homes = dict.fromkeys(("BUILT_IN", "REMEDIES", "remedy"), "catalogue") | {"PatternShaping": "shaping"}
     return getattr(import_module(f"rankscope.remedies.{homes.get(name, 'base')}"), name)

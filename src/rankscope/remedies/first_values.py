@@ -6,7 +6,7 @@
 | `neutreno`      | `P V_l + lambda (V_1 - V_l)`            |
 
 V_l are the values of every head, biases and all, before heads mix them. Both act on each token by itself, so
-no mask hides anything from them. `rules.memory` carries V_1 from layer to layer. Paths refuse both: what
+no mask hides anything from them. `rules.carried` carries V_1 from layer to layer. Paths refuse both: what
 layer 1 leaves reaches a later layer past all between, which is no path of heads and skips.
 """
 
@@ -29,10 +29,10 @@ CURRENT = "values of this layer"
 def first_values(block: Any, rules: Any, V: Any) -> Any:
     """Return V_1, in any arithmetic; in layer 1 these are V, and are remembered."""
     if block.index == 0:
-        rules.memory[FIRST] = V
+        rules.carried[FIRST] = V
     sentence = f"values of the first layer are used after it; this pass began at layer {block.index + 1}"
-    require(FIRST in rules.memory, f"{sentence}: begin at layer 1", ArchitectureError, "layers")
-    return rules.memory[FIRST]
+    require(FIRST in rules.carried, f"{sentence}: begin at layer 1", ArchitectureError, "layers")
+    return rules.carried[FIRST]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class ValueMemory:
     def plain(self, V: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Return V as it is."""
         first_values(block, rules, V)
-        rules.memory[CURRENT] = V
+        rules.carried[CURRENT] = V
         return V
 
     deviation = mean_field = plain
@@ -148,7 +148,7 @@ class FirstValuePull:
 
     def plain(self, outputs: HeadOutputs, block: Any, rules: Any, inside: Any) -> HeadOutputs:
         """`P V + weight (V_1 - V)`."""
-        V, V_1 = rules.memory.pop(CURRENT), rules.memory[FIRST]
+        V, V_1 = rules.carried.pop(CURRENT), rules.carried[FIRST]
         if block.index == 0:
             return outputs
         pull = self.weight * (V_1 - V)  # [batch, head, token, head_width]
@@ -158,7 +158,7 @@ class FirstValuePull:
 
     def mean_field(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
         """`(P - weight) C (P - weight)^T + weight^2 C_1`, of covariances of V and V_1, for every draw of P."""
-        C, C_1 = rules.memory.pop(CURRENT)[:, None, None], rules.memory[FIRST][:, None, None]
+        C, C_1 = rules.carried.pop(CURRENT)[:, None, None], rules.carried[FIRST][:, None, None]
         if block.index == 0:
             return outputs
         crossed = self.weight * (rules.patterns @ C)
@@ -167,7 +167,7 @@ class FirstValuePull:
 
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
         """Add `weight (V_1 - V)` to common values and deviations alike."""
-        V, V_1 = rules.memory.pop(CURRENT), rules.memory[FIRST]
+        V, V_1 = rules.carried.pop(CURRENT), rules.carried[FIRST]
         if block.index == 0:
             return outputs
         weight = self.weight * active(block, rules).to(V.x.log)

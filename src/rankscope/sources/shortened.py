@@ -207,7 +207,7 @@ def _by_layer(arch: Architecture) -> Architecture:
 
 def _same_tensors(a: Transformer, b: Transformer) -> bool:
     """True if two networks have the same tensors under the same names, as float64 numbers."""
-    ours, theirs = a.state(), b.state()
+    ours, theirs = a.state_dict(), b.state_dict()
     return ours.keys() == theirs.keys() and all(
         torch.allclose(ours[name].double().cpu(), theirs[name].double().cpu(), rtol=1e-6, atol=0) for name in ours
     )

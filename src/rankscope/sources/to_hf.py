@@ -89,7 +89,7 @@ def _numbers(core: Any) -> list[Tensor]:
 
 def _fill(core: Any, family: Family, net: Transformer) -> None:
     """Put the network's tensors into the model's parameters."""
-    arch, state = net.arch, net.state()
+    arch, state = net.arch, net.state_dict()
     before = [parameter.detach().clone() for parameter in _numbers(core)]
     at_zero, at_one = _at(core, family, arch, 0.0), _at(core, family, arch, 1.0)
     if at_zero.keys() != state.keys():

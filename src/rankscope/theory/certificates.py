@@ -21,7 +21,7 @@ An upper bound is vacuous when it is as large as the tokens themselves, a lower 
 import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, TypedDict, Unpack, cast, get_args
 
 import polars as pl
 import torch
@@ -36,14 +36,25 @@ from rankscope.profiles import Progress
 from rankscope.results import Section, TableResult
 from rankscope.runs import manifest_of
 from rankscope.sources import InputsLike, NetworkLike, inputs_of
-from rankscope.theory.facts import Centre, Passes
+from rankscope.theory.bounds import (
+    PURE,
+    aligned_skip,
+    attention,
+    dobrushin,
+    elementary_skip,
+    exact,
+    lambda_skip,
+    norm_rank,
+    oscillation,
+    untouched,
+    with_mlp,
+    with_skip,
+)
 from rankscope.theory.figures import BoundView, bound_views, bounds_chart, bounds_section, overview, proved_sentence
 from rankscope.theory.logs import TEN
-from rankscope.theory.lower_bounds import aligned_skip, elementary_skip, lambda_skip, norm_rank, untouched
 from rankscope.theory.observation import observe_batch
 from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
-from rankscope.theory.theorem import Hypothesis, Theorem, outside, own_objects
-from rankscope.theory.upper_bounds import PURE, attention, dobrushin, exact, oscillation, with_mlp, with_skip
+from rankscope.theory.theorem import Centre, Hypothesis, Passes, Theorem, outside, own_objects
 from rankscope.theory.weight_norms import WeightNorms
 from rankscope.theory.wu2024 import cosines, full_rank, in_hemisphere, masked
 
@@ -175,6 +186,22 @@ def leading(met: list[bool]) -> int:
     return next((layer for layer, yes in enumerate(met) if not yes), len(met))
 
 
+class CertifyOptions(TypedDict, total=False):
+    """The options of `certify` and `collapse_depth`; what is not given is as said here."""
+
+    centre: str
+    """What `||res X||_{1,inf}` is about: the "mean" (if left out), or the "argmin" of the definition (linear
+    programmes: for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose."""
+    variant: str  # The name of the network in the manifest; "as given" if left out
+    progress: Progress | None  # Called as `progress(done, total)` after each sample
+    device: str | torch.device | None
+    """Where to run; the CPU if left out: small matrices and linear programmes gain little elsewhere."""
+    batch_size: int | None  # How many samples go through the network together; as many as fit if left out
+    norms: WeightNorms | None
+    """Cached norms of weights from an earlier call with this network or a variant of it, whose weights have not changed
+    since."""
+
+
 @usual_modes()
 def certify(
     net: NetworkLike,
@@ -183,11 +210,7 @@ def certify(
     theorems: Chosen = None,
     *,
     attention_mask: Tensor | None = None,
-    centre: str = "mean",
-    variant: str = "as given",
-    progress: Progress | None = None,
-    device: str | torch.device | None = None,
-    norms: WeightNorms | None = None,
+    **options: Unpack[CertifyOptions],
 ) -> Certificates:
     """Evaluate theorems on a network and tokens, layer by layer, next to the measurement.
 
@@ -204,13 +227,7 @@ def certify(
         padding: `[batch, token]`, True at padding, which masks count and measures do not.
         theorems: Names or `Theorem` objects; all if left out.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
-        centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes: for
-            small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
-        variant: The name of the network in the manifest.
-        progress: Called as `progress(done, total)` after each sample.
-        device: Where to run; the CPU if left out: small matrices and linear programmes gain little elsewhere.
-        norms: Cached norms of weights from an earlier call with this network or a variant of it, whose
-            weights have not changed since.
+        options: `centre`, `variant`, `progress`, `device`, `batch_size`, `norms`: `CertifyOptions` describes each.
 
     Returns:
         `Certificates`: a table of every theorem, sample and layer, with a summary and a figure.
@@ -226,25 +243,31 @@ def certify(
     >>> bool(found.table["met"].all()), len(found.broken())
     (True, 0)
     """
+    for option in options:
+        require_one_of("option of certify", option, CertifyOptions.__annotations__, TheoremError, "options")
+    centre, batch_size, progress = options.get("centre", "mean"), options.get("batch_size"), options.get("progress")
+    require(
+        batch_size is None or batch_size > 0, f"batch_size must be > 0; got {batch_size}", TheoremError, "batch_size"
+    )
     original_net, X, padding = inputs_of("certify", net, X, padding, attention_mask)
     chosen = theorems_named(theorems)
     reason = outside(original_net.arch)
     message = f"no theorem covers this network, which has {reason}: measure it instead"
     require(not reason, message, TheoremError, "architecture")
     require_one_of("centre", centre, get_args(Centre), MetricError)
-    net = original_net.to(torch.float64, "cpu" if device is None else device)
+    net = original_net.to(torch.float64, options.get("device") or "cpu")
     sentence = f"tokens must be [batch, token, width] of width {net.arch.width}; received {tuple(X.shape)}"
     require(X.ndim == 3 and X.shape[-1] == net.arch.width, sentence, TokensError, "X")
     X = X.to(dtype=torch.float64, device=net.device)
     valid = valid_tokens(X.shape[:-1], padding, X.device)
     some = bool(valid.any(-1).all()) and len(X)
-    require(some, "every sample must have a real token; one has none: drop it", TokensError, "padding")
+    require(some, "every sample must have a token; one is all padding: drop it", TokensError, "padding")
     if not bool(valid.all()) and (parts := own_objects(net.arch)):
         message = f"padding must be out of sight of {parts}, the user's own, which may count it"
         raise TheoremError(f"{message}: certify one sample at a time, without its padding", subject="padding")
-    norms, columns, arithmetic = WeightNorms() if norms is None else norms, _Columns(), ""
+    norms, columns, arithmetic = options.get("norms") or WeightNorms(), _Columns(), ""
     memo: dict[Any, Any] = {}
-    for start, stop, left_out in _batches(net.arch, X, valid):
+    for start, stop, left_out in _batches(net.arch, X, valid, batch_size):
         batch = observe_batch(net, X[start:stop], cast(Centre, centre), norms, COPIES, left_out, memo, start)
         for sample, passes in enumerate(batch, start):
             arithmetic, marked = passes.facts[0].arithmetic, noisy_layers(passes)
@@ -258,7 +281,7 @@ def certify(
     description = {"architecture": net.arch.to_dict(), "fingerprint": read.fingerprint}
     checks = {"centre": centre, "samples": len(X), "tokens": valid.sum(-1).tolist()}
     checks |= {"network_device": str(original_net.device), "network_dtype": str(original_net.dtype)}
-    manifest = manifest_of(description, str(net.device), variant, arithmetic, names, checks)
+    manifest = manifest_of(description, str(net.device), options.get("variant", "as given"), arithmetic, names, checks)
     return Certificates(table, manifest)
 
 
@@ -266,13 +289,15 @@ AT_ONCE = {"cpu": 2**30}
 """Bytes that samples may take that go through the network together, by device; 2^34 elsewhere."""
 
 
-def _batches(arch: Architecture, X: Tensor, valid: Tensor) -> Iterator[tuple[int, int, Tensor | None]]:
+def _batches(
+    arch: Architecture, X: Tensor, valid: Tensor, batch_size: int | None
+) -> Iterator[tuple[int, int, Tensor | None]]:
     """(first sample, the one after the last, their padding) of batches of samples that have equally many tokens, so
     that none has padding in the pass, and that fit into memory."""
     counts, n = valid.sum(-1).tolist(), X.shape[1]
-    attention, hidden = 12 * arch.heads * n * n, n * (16 * arch.layers * arch.width + 4 * arch.mlp_width)
-    most = max(1, AT_ONCE.get(X.device.type, 2**34) // ((1 + COPIES) * 8 * max(1, attention + hidden)))
-    start = 0
+    attention, states = 12 * arch.heads * n * n, n * (16 * arch.layers * arch.width + 4 * arch.mlp_width)
+    most = max(1, AT_ONCE.get(X.device.type, 2**34) // ((1 + COPIES) * 8 * max(1, attention + states)))
+    most, start = most if batch_size is None else batch_size, 0
     while start < len(counts):
         same = next((k for k in range(start, len(counts)) if counts[k] != counts[start]), len(counts))
         stop = min(same, start + most)
@@ -292,7 +317,7 @@ class _Columns:
         """Add the rows of one theorem on one sample."""
         upper, sizes, columns = theorem.kind == "upper", passes.facts[0].sizes, list(self.rows.values())
         for layer, (log_bound, hypotheses, log_measured, noise) in enumerate(layer_bounds(theorem, passes, marked), 1):
-            unmet = [str(hypothesis) for hypothesis in hypotheses if not hypothesis.met]
+            unmet = [hypothesis.sentence for hypothesis in hypotheses if not hypothesis.met]
             met, bound, measured = not unmet, log_bound / TEN, log_measured / TEN
             size = sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
             # Two zeros, or two infinities, are equal.

@@ -151,7 +151,7 @@ def _check(net: Transformer, X: Tensor, metric: str, low: float, high: float, to
 def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
     profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
     rate = float(slope(profile.curve(metric, "log10") * TEN).mean())
-    sentence = "every sample must have a real token; one has none: drop it"
+    sentence = "every sample must have a token; one is all padding: drop it"
     require(not math.isnan(rate), sentence, TokensError, "padding")
     return rate
 
@@ -180,8 +180,8 @@ def _theory(
     net: Transformer, X: Tensor, padding: Tensor | None, metric: str, crossing: Callable[[Rate], _Crossing]
 ) -> _Crossing:
     """The same of the transverse exponent about the mean token of each sample, averaged over samples."""
-    tokens, real, _ = net.prepared(X, padding)
-    numbers = real.sum(-1)
+    tokens, valid, _ = net.prepared(X, padding)
+    numbers = valid.sum(-1)
     means = tokens.sum(1) / numbers[:, None]
     try:
         modes = {n: transverse_modes(net.arch, tokens.shape[1], n) for n in set(numbers.tolist())}
@@ -223,7 +223,7 @@ def _bracket(net: Transformer, X: Tensor, padding: Tensor | None, weight: float 
 def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[float, float]:
     """1 -+ c, c from the weights and the number of tokens."""
     arch, tokens = net.arch, X.shape[1]
-    real = {int(n) for n in valid_tokens(X.shape[:-1], padding, X.device).sum(-1)}
+    counts = {int(n) for n in valid_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
         W = [torch.matmul(*value_parts(arch, layer, head)) for head in active_heads(arch, index)]
@@ -231,13 +231,13 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
             continue
         if arch.kernel == "uniform":
             visible = matrix(arch.mask_of(index), tokens).double()
-            averages = (M / M.sum(-1, keepdim=True) for M in (visible[:n, :n] for n in real))
+            averages = (M / M.sum(-1, keepdim=True) for M in (visible[:n, :n] for n in counts))
             spreads = (P - P.mean(-1, keepdim=True) for P in averages)
             # `||res P0||_2`: the most of a residual that averaging over the mask leaves.
             factor = max(_spectral(P - P.mean(0)) for P in spreads)
             size = factor * _spectral(torch.stack(W).sum(0))
         else:
-            size = math.sqrt(max(real) / 2) * sum(map(_spectral, W))
+            size = math.sqrt(max(counts) / 2) * sum(map(_spectral, W))
         largest = max(largest, size)
     return 1 - largest, 1 + largest
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import polars as pl
 from torch import Tensor
@@ -14,7 +14,7 @@ from rankscope.figures import Chart
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest
 from rankscope.sources import InputsLike, NetworkLike
-from rankscope.theory.certificates import Certificates, Chosen, certify, leading
+from rankscope.theory.certificates import Certificates, CertifyOptions, Chosen, certify, leading
 from rankscope.theory.figures import EXACT, depth_chart
 
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
@@ -115,7 +115,8 @@ def collapse_depth(
     padding: Tensor | None = None,
     *,
     theorems: Chosen = None,
-    centre: str = "mean",
+    attention_mask: Tensor | None = None,
+    **options: Unpack[CertifyOptions],
 ) -> CollapseDepth:
     """The layer where tokens are measured to be uniform to `threshold`, and what each certificate guarantees.
 
@@ -127,7 +128,8 @@ def collapse_depth(
         threshold: The share below which tokens count as uniform.
         padding: `[batch, token]`, True at padding.
         theorems: Names or `Theorem` objects; all if left out.
-        centre: What the residual is details, "mean" or "argmin": see `certify`.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        options: Those of `certify`: `CertifyOptions` describes them.
 
     >>> from rankscope.nets import Architecture, Transformer
     >>> import torch
@@ -136,7 +138,7 @@ def collapse_depth(
     >>> found.measured["layer"][0] <= found.guaranteed["layer"][0]
     True
     """
-    return depth_of(certify(net, X, padding, theorems, centre=centre), threshold)
+    return depth_of(certify(net, X, padding, theorems, attention_mask=attention_mask, **options), threshold)
 
 
 def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:

@@ -59,6 +59,15 @@ def times(*logs: float) -> float:
     return -math.inf if -math.inf in logs else within(math.fsum(logs))
 
 
+def product(start: float, factors: list[float]) -> list[float]:
+    """Logs of the products of the first 1, 2, .. factors with the start."""
+    products = []
+    for factor in factors:
+        start = math.nan if math.isnan(factor) else times(start, factor)
+        products.append(start)
+    return products
+
+
 def log_expm1(value: float) -> float:
     """log(e^x - 1) for x given by its log, at any scale.
 

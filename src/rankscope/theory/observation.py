@@ -4,7 +4,7 @@ Called by `certificates.py`. All samples, and after them perturbed copies of all
 through the network as one batch:
 
 1. `deviation/dissect.py` gives a record of each block; for a network without deviation rules `rounding.py` does.
-2. While a block's record is there, its attention is read (`attention_numbers.py`, `rounding.py`).
+2. While a block's record is there, its attention is read (`readings.py`, `rounding.py`).
 3. Its hidden states wait until they are read (`readings.py`, `rounding.py`): those of several layers as one batch,
    which spares a GPU kernels.
 4. All numbers leave the device together, and become the `Facts` of each sample and copy.
@@ -36,12 +36,12 @@ from rankscope.deviation import (
     samples,
     starting_state,
     starting_tokens,
-    tensors_of,
 )
-from rankscope.nets import PassSettings, Structure, Transformer, active_heads
+from rankscope.nets import PassSettings, Structure, Transformer, active_heads, tensors_of
 from rankscope.shapes import Float
-from rankscope.theory.attention_numbers import AttentionOfLayer, DeviceNorms, PackedNorms, packed, unpacked
-from rankscope.theory.facts import (
+from rankscope.theory.readings import AttentionOfLayer, half_facts, token_sizes
+from rankscope.theory.rounding import Float64Pass, FollowedStates, agreement, float64_records, pattern_agreement
+from rankscope.theory.theorem import (
     Agreement,
     Centre,
     Facts,
@@ -51,11 +51,9 @@ from rankscope.theory.facts import (
     Passes,
     PerSample,
     TokenSizes,
+    premises_of,
 )
-from rankscope.theory.readings import half_facts, token_sizes
-from rankscope.theory.rounding import Float64Pass, FollowedStates, agreement, float64_records, pattern_agreement
-from rankscope.theory.theorem import normed_branches, normed_sums, skips
-from rankscope.theory.weight_norms import WeightNorms
+from rankscope.theory.weight_norms import DeviceNorms, PackedNorms, WeightNorms, packed, unpacked
 
 AT_ONCE = {"cpu": 2**22}
 """Bytes of hidden states that are read in one go, by device: on the CPU what its cache holds, else 2^30."""
@@ -237,7 +235,7 @@ class _Observer:
         self.states.append(state)
         self.blocks += [] if block is None else [block]
         held = state, block and (block.halves, block.log_averaging, block.by_float64)
-        bytes_of_layer = sum(t.nbytes for t in tensors_of(held))
+        bytes_of_layer = sum([t.nbytes for t in tensors_of(held)])
         if (len(self.states) + 1) * bytes_of_layer > AT_ONCE.get(self.net.device.type, 2**30):
             self._read()
 
@@ -261,5 +259,6 @@ class _Observer:
         facts, branches = zip(*read, strict=True)
         self.halves += parts(facts, len(layers))
         # Theorems ask for what branches add beside skips, with no norm after a sum or a branch.
-        if math.prod(skips(arch)) > 0 and not normed_sums(arch) and not normed_branches(arch):
+        known = premises_of(arch)
+        if math.prod(known.skips) > 0 and not known.normed_sums and not known.normed_branches:
             self.branches += parts(branches, len(layers))

@@ -37,8 +37,7 @@ from rankscope.deviation import (
     undecided,
 )
 from rankscope.nets import Block, PassSettings, Plain, Transformer, kernel_of, traverse
-from rankscope.theory.facts import Agreement, Facts, Passes, PerSample
-from rankscope.theory.theorem import SOFTMAX, Evaluation, Hypothesis, Theorem
+from rankscope.theory.theorem import MET, SOFTMAX, Agreement, Evaluation, Facts, Hypothesis, Passes, PerSample, Theorem
 
 COPIES = 2  # Perturbed passes beside the first
 AGREED = 1e-7
@@ -62,12 +61,12 @@ def layer_bounds(
     copies = passes.facts
     evaluations = [theorem.evaluate(facts) for facts in copies]
     measured = _measured(theorem, passes, evaluations)
+    of_layers = zip(*[evaluation.hypotheses for evaluation in evaluations], strict=True)
+    bounds_by_layer = zip(*[evaluation.bounds for evaluation in evaluations], strict=True)
     size, float64_difference = 1.0, 0.0
-    for layer in range(1, copies[0].depth + 1):
+    for layer, (of_passes, bounds) in enumerate(zip(of_layers, bounds_by_layer, strict=True), 1):
         # Met only where every pass meets them with room for rounding.
-        of_passes = zip(*(evaluation.hypotheses[layer - 1] for evaluation in evaluations), strict=True)
-        hypotheses = list(map(_decided, of_passes))
-        bounds = [evaluation.bounds[layer - 1] for evaluation in evaluations]
+        hypotheses = list(map(_decided, zip(*of_passes, strict=True)))
         float64_difference = max(float64_difference, passes.agreement[layer].float64_difference)
         if float64_difference > SEEN:
             sentence = f"{ROUNDING}: difference from what float64 sees of the tokens, as a share"
@@ -75,7 +74,7 @@ def layer_bounds(
         for bound in filter(math.isfinite, bounds):
             size = max(size, 1 + abs(bound))
         bound = math.nan
-        if all(hypothesis.met for hypothesis in hypotheses):
+        if all(map(MET, hypotheses)):
             bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
             hypotheses += [] if refusal is None else [refusal]
         value, known = measured[layer - 1]
@@ -85,7 +84,8 @@ def layer_bounds(
 def _measured(theorem: Theorem, passes: Passes, evaluations: Sequence[Evaluation]) -> list[tuple[float, bool]]:
     """(the measured value, whether the passes agree that it is what it is) of every layer from 1 on."""
     own = [evaluation.measured for evaluation in evaluations]
-    if all(measured is None for measured in own) and theorem.quantity in passes.memo:
+    of_tokens = own == [None] * len(own)
+    if of_tokens and theorem.quantity in passes.memo:
         return cast(list[tuple[float, bool]], passes.memo[theorem.quantity])
     of_copies = [
         [getattr(sizes, theorem.quantity) for sizes in facts.sizes[1:]] if measured is None else measured
@@ -98,7 +98,7 @@ def _measured(theorem: Theorem, passes: Passes, evaluations: Sequence[Evaluation
         else:
             known = values[0] != -math.inf or _exactly_zero(first, layer)
         rows.append((values[0], known and _alike(values, first.centre)))
-    if all(measured is None for measured in own):
+    if of_tokens:
         passes.memo[theorem.quantity] = rows
     return rows
 
@@ -129,7 +129,7 @@ def _alike(logs: Sequence[float], centre: str) -> bool:
 @lru_cache(maxsize=1024)
 def _decided(same: tuple[Hypothesis, ...]) -> Hypothesis:
     """One hypothesis as all passes have it; most are the same objects in many layers and theorems."""
-    worst, met = same[0], all(hypothesis.met for hypothesis in same)
+    worst, met = same[0], all(map(MET, same))
     rooms = [hypothesis.room for hypothesis in same if hypothesis.room != math.inf]
     if rooms:  # measured
         numbers = [hypothesis.number for hypothesis in same]

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from rankscope.deviation import LOWEST, Deviation, Scaled, State, ValidTokens
 from rankscope.errors import ArchitectureError, TokensError, require
-from rankscope.nets import Architecture, Block, Layer, Mask, PassSettings, Transformer, traverse
+from rankscope.nets import Architecture, Block, HeldLayers, Layer, Mask, PassSettings, Transformer, traverse
 from rankscope.nets import mask_matrix as matrix
 from rankscope.shapes import Bool, Complex, Float
 from rankscope.theory.theorem import outside
@@ -78,15 +78,15 @@ def transverse_exponent(net: Transformer, x: Tensor, tokens: int, *, relative: b
     return exponent(net, x, transverse_modes(net.arch, tokens), relative=relative)
 
 
-def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -> Modes:
-    """The eigenvalues nu of P0 but for one 1, each once and of conjugates one, largest first. `real` of the tokens,
+def transverse_modes(arch: Architecture, tokens: int, valid: int | None = None) -> Modes:
+    """The eigenvalues nu of P0 but for one 1, each once and of conjugates one, largest first. `valid` of the tokens,
     the first ones, are not padding; all, if left out.
 
     >>> transverse_modes(Architecture(layers=1, width=8, heads=2, mask="causal"), 4).real
     tensor([0.5000, 0.3333, 0.2500], dtype=torch.float64)
     """
     _refuse(arch)
-    count = tokens if real is None else real
+    count = tokens if valid is None else valid
     require(count >= 2, f"tokens that may differ must be at least 2; got {count}", TokensError, "tokens")
     specs = {arch.mask_of(layer) for layer in range(arch.layers)}
     seen = [matrix(spec, tokens)[:count, :count] for spec in specs]
@@ -225,7 +225,7 @@ def _derivatives(
     settings = PassSettings(visible, rotary=(), sinusoids=None, bias=None, valid=valid.mask)
     common = Scaled(x.value.expand(2 * row_count, -1), x.log.expand(2 * row_count))
     state = State(common, Scaled(R, low.expand(2 * row_count)), valid)
-    after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, settings), state).state
+    after = traverse(Block.of(arch, index, HeldLayers([layer]), 0), Deviation(arch, settings), state).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]

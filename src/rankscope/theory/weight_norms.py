@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Layer, Linear, StreamedLayers, Transformer, active_heads
+from rankscope.nets import Architecture, Layer, Linear, Transformer, active_heads
 from rankscope.shapes import Float
 
 LIPSCHITZ = {
@@ -230,6 +230,33 @@ class MLPNorms:
 
 
 LayerNorms = tuple[HeadNorms, MLPNorms]  # The norms of one layer's weights
+PackedNorms = Float[Tensor, " number"]  # Those of all layers, which cross to where the network is as one tensor
+
+
+@dataclass(frozen=True)
+class DeviceNorms:
+    """Norms of one layer's weights: logs of those of active heads, and those of its MLP as they are."""
+
+    columns: Float[Tensor, " head"]
+    rows: Float[Tensor, " head"]
+    spectral: Float[Tensor, " head"]
+    mlp: Float[Tensor, " 4"]  # `MLPNorms`: spectral, up, gate and down
+
+
+def packed(layers: Sequence[LayerNorms], device: torch.device) -> PackedNorms:
+    """The norms of these layers, one after the other."""
+    of_mlps = torch.tensor([[mlp.spectral, mlp.up, mlp.gate, mlp.down] for _, mlp in layers], dtype=torch.float64)
+    tensors: list[Tensor] = []
+    for (heads, _), of_mlp in zip(layers, of_mlps, strict=True):
+        tensors += [*(heads.logs[name] for name in ("columns", "rows", "spectral")), of_mlp]
+    return torch.cat(tensors).to(device)
+
+
+def unpacked(numbers: PackedNorms, heads: Sequence[int]) -> list[DeviceNorms]:
+    """The norms of each layer from those `packed`; `heads` says how many are active in each."""
+    tensors = iter(torch.split(numbers, [size for count in heads for size in (count, count, count, 4)]))
+    return [DeviceNorms(*of_layer) for of_layer in zip(tensors, tensors, tensors, tensors, strict=True)]
+
 
 Result = TypeVar("Result")
 CACHE_SIZE = 4096  # Results that are cached, the latest, some hundred bytes each
@@ -337,9 +364,8 @@ class WeightNorms:
 
     def _keys(self, net: Transformer, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         layers: Any = net.weights.layers
-        # What holds each layer, and its number there: a streamed layer is another object each time.
-        streamed = isinstance(layers, StreamedLayers)
-        places = [(layers.source, layers.numbers[index]) if streamed else (layers[index], 0) for index in indices]
+        all_places = layers.places()
+        places = [all_places[index] for index in indices]
         keys, unread = [(id(of), number) for of, number in places], {}
         for key, (of, _), index in zip(keys, places, indices, strict=True):
             cached = self._read.get(key)

@@ -15,12 +15,12 @@ making every token of one length, W orthogonal (or a multiple, which D takes out
 it there. Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
 **Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
-reaches i in r steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
+reaches i in r layers, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
 `cos(y_i, y_k) >= m + (1 - m) sum_c q_ic q_kc` over the tokens c that reach both:
 
     1 - m(t) <= (1 - n_r eps^(2r))^floor(t/r) (1 - m(0)),      mu <= length sqrt((N - 1) (1 - m)),
 
-n_r the number of tokens that reach ALL others within r steps. (The paper's Thm 2 has N here, which is
+n_r the number of tokens that reach ALL others within r layers. (The paper's Thm 2 has N here, which is
 right for a complete graph; with a window only the middle token reaches all so fast.)
 
 **Thm 2**, strongly connected, N <= d, tokens of full rank: some layer has cosines that are not negative,
@@ -35,6 +35,7 @@ It needs a centre only, and its constant is explicit from layer 0; the other two
 """
 
 import math
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -43,11 +44,19 @@ from torch import Tensor
 from rankscope.deviation import LOWEST, Scaled, normalise
 from rankscope.nets import NormWeights, active_heads, converted
 from rankscope.shapes import Bool, Float
-from rankscope.theory import theorem as needs
-from rankscope.theory.facts import Facts
-from rankscope.theory.logs import log, log_of, sized, times
-from rankscope.theory.theorem import Evaluation, Hypothesis, averaging, by_layer, refusal, theorem
-from rankscope.theory.upper_bounds import product
+from rankscope.theory.logs import log, log_of, product, sized, times
+from rankscope.theory.theorem import (
+    Evaluation,
+    Facts,
+    Hypothesis,
+    above,
+    at_least,
+    at_most,
+    by_layer,
+    equal,
+    refusal,
+    theorem,
+)
 from rankscope.theory.weight_norms import lost, spectral_norm, value_parts
 
 
@@ -84,20 +93,21 @@ def log_range(X: Float[Tensor, "token width"]) -> float:
 def connected(facts: Facts) -> list[Hypothesis]:
     """One mask graph with self-loops (A1) and a centre."""
     return [
-        needs.equal("different masks", len(facts.visible), 1),
-        needs.equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
-        needs.at_least("centres of the mask graph", len(facts.graph.centres), 1),
+        equal("different masks", len(facts.visible), 1),
+        equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
+        at_least("centres of the mask graph", len(facts.graph.centres), 1),
     ]
 
 
-def log_smallest(facts: Facts, upto: int) -> float:
-    """log eps over the first layers."""
-    return min((layer.log_smallest for layer in facts.layers[:upto]), default=0.0)
+def log_smallest(facts: Facts) -> list[float]:
+    """By layer from 1 on, log eps: of the smallest attention weight on an edge in it and the layers before."""
+    return [*accumulate([layer.log_smallest for layer in facts.layers], min)]
 
 
-def positive(facts: Facts, upto: int) -> Hypothesis:
-    """eps is above zero: not underflown."""
-    return needs.above("smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True)
+def positive(facts: Facts) -> list[Hypothesis]:
+    """By layer, the hypothesis that eps is above zero: not underflown."""
+    says = "smallest attention weight on an edge"
+    return [above(says, math.exp(log_eps), 0, measured=True) for log_eps in log_smallest(facts)]
 
 
 def log_shrink(log_share: float) -> float:
@@ -109,21 +119,20 @@ def log_shrink(log_share: float) -> float:
 @theorem("wu2024-1", "Wu et al. 2024, Thm 1, explicit", "mu", "upper")
 def masked(facts: Facts) -> Evaluation:
     """mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)"""
-    arch, radius = facts.arch, facts.graph.radius
-    fixed = [*needs.pure_attention(arch), needs.averages(arch), *connected(facts)]
+    radius = facts.graph.radius
+    fixed = [*facts.premises.pure_attention, facts.premises.averages, *connected(facts)]
     if refused := refusal(facts, fixed):
         return refused
     start = facts.of_tokens("range", lambda: log_range(facts.X)) + 0.5 * math.log(facts.token_count) - math.log(2)
-    bounds = []
-    for layer, B in enumerate(facts.norms.of_all("values", facts.net, lambda: log_values(facts)), 1):
+    bounds, values = [], facts.norms.of_all("values", facts.net, lambda: log_values(facts))
+    for layer, (B, log_eps) in enumerate(zip(values, log_smallest(facts), strict=True), 1):
         if not radius:  # no centre, or one token alone
             bounds.append(math.inf if radius is None else -math.inf)
             continue
         rounds = layer // radius
-        shrink = log_shrink(radius * log_smallest(facts, layer))
+        shrink = log_shrink(radius * log_eps)
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
-    hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
-    return Evaluation(bounds, hypotheses)
+    return Evaluation(bounds, by_layer(facts, fixed, facts.averaging, positive(facts)))
 
 
 ORTHOGONAL = 1e-9  # How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer
@@ -137,14 +146,14 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     arch = facts.arch
     kinds = ("scale", "rms", "layer") if centring else ("scale", "rms")
     spread, bias = facts.of_network("norms", lambda: _gains_and_biases(facts))
-    normed = arch.norm in kinds and needs.normed_sums(arch)
+    normed = arch.norm in kinds and facts.premises.normed_sums
     return [
-        needs.equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
+        equal(f"layers without a norm after attention ({', '.join(kinds)})", not normed, 0),
         # Exactly zero: with anything else lengths differ, and a bound below that is false.
-        needs.equal("norm's eps", arch.norm_eps, 0),
-        needs.equal("spread of the norms' gains", spread, 0),
-        needs.equal("largest bias of the norms", bias, 0),
-        needs.above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
+        equal("norm's eps", arch.norm_eps, 0),
+        equal("spread of the norms' gains", spread, 0),
+        equal("largest bias of the norms", bias, 0),
+        above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
     ]
 
 
@@ -157,11 +166,16 @@ def _gains_and_biases(facts: Facts) -> tuple[float, float]:
     return spread, float(torch.stack(biases).abs().max()) if biases else 0.0
 
 
-def of_one_length(facts: Facts, upto: int) -> Hypothesis:
-    """No norm met a token of length zero, which it leaves at zero."""
-    log_ratios = [sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf]
-    ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
-    return Hypothesis("shortest token, in lengths of the longest", ratio, "= 1", ratio > 1 - 1e-9)
+def of_one_length(facts: Facts) -> list[Hypothesis]:
+    """By layer, the hypothesis that no norm so far met a token of length zero, which it leaves at zero."""
+    hypotheses: list[Hypothesis] = []
+    log_ratios: list[float] = []
+    says = "shortest token, in lengths of the longest"
+    for sizes in facts.sizes[1:]:
+        log_ratios += [sizes.shortest - sizes.longest] if sizes.longest > -math.inf else []
+        ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
+        hypotheses.append(Hypothesis(says, ratio, "= 1", ratio > 1 - 1e-9))
+    return hypotheses
 
 
 def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
@@ -170,7 +184,7 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
     arch, layers = facts.arch, facts.net.weights.layers
     heads = [active_heads(arch, index) for index in range(facts.depth)]
     head_counts = [len(active) for active in heads]
-    hypotheses = [needs.equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
+    hypotheses = [equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
     if not hypotheses[0].met:
         return hypotheses, math.inf
     defect = bias = 0.0
@@ -184,33 +198,30 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
         defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
-    hypotheses.append(needs.at_most("|W W^T - 1| of the values", defect, ORTHOGONAL))
-    return [*hypotheses, needs.equal("bias of values", bias, 0)], defect
+    hypotheses.append(at_most("|W W^T - 1| of the values", defect, ORTHOGONAL))
+    return [*hypotheses, equal("bias of values", bias, 0)], defect
 
 
-def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
-    """How many tokens reach every token within so many steps; tokens reach themselves."""
+def reaching(M: Bool[Tensor, "token token"], layers: int) -> int:
+    """How many tokens reach every token within so many layers; tokens reach themselves."""
     power, reach = M.double(), torch.eye(len(M), dtype=torch.float64)
-    while steps:
-        if steps % 2:
+    while layers:
+        if layers % 2:
             reach = (reach @ power).clamp(max=1.0)
         power = (power @ power).clamp(max=1.0)
-        steps //= 2
+        layers //= 2
     return int((reach > 0).all(0).sum())
 
 
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
-    arch, (orthogonal, delta) = facts.arch, facts.of_network("orthogonal", lambda: orthogonal_values(facts))
-    of_parts = [needs.softmax(arch), needs.no_skip(arch), needs.no_mlp(arch)]
+    orthogonal, delta = facts.of_network("orthogonal", lambda: orthogonal_values(facts))
+    of_parts = [facts.premises.softmax, facts.premises.no_skip, facts.premises.no_mlp]
     return [*of_parts, *one_length(facts), *orthogonal, *connected(facts)], delta
 
 
 def _evaluation(facts: Facts, bounds: list[float], fixed: list[Hypothesis]) -> Evaluation:
-    def measured(upto: int) -> list[Hypothesis]:
-        return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
-
-    return Evaluation(bounds, by_layer(facts, fixed, measured))
+    return Evaluation(bounds, by_layer(facts, fixed, facts.averaging, positive(facts), of_one_length(facts)))
 
 
 def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
@@ -256,7 +267,7 @@ def cosines(facts: Facts) -> Evaluation:
     if refused := refusal(facts, fixed):
         return refused
     least = facts.of_tokens("least cosine", lambda: _least_cosine(facts.X))
-    fixed.append(needs.at_least("smallest cosine at layer 0", least, 0))
+    fixed.append(at_least("smallest cosine at layer 0", least, 0))
     return _evaluation(facts, _cosines(facts, 1, delta), fixed)
 
 
@@ -270,9 +281,9 @@ def full_rank(facts: Facts) -> Evaluation:
         return refused
     rank = facts.of_tokens("rank", lambda: float(torch.linalg.matrix_rank(facts.X)))
     fixed += [
-        needs.equal("tokens that are no centre", N - len(facts.graph.centres), 0),
-        needs.at_most("tokens, against the width", N, facts.arch.width),
-        needs.equal("rank of the tokens at layer 0", rank, N),
+        equal("tokens that are no centre", N - len(facts.graph.centres), 0),
+        at_most("tokens, against the width", N, facts.arch.width),
+        equal("rank of the tokens at layer 0", rank, N),
     ]
     return _evaluation(facts, _cosines(facts, start, delta), fixed)
 
@@ -324,12 +335,12 @@ def in_hemisphere(facts: Facts) -> Evaluation:
             off = lost(facts.arch.width) / alpha  # of a height, as a share
             share = min(alpha, float(weighted.min() / weighted.max())) / (1 + 4 * off)
             start = _log_apart(facts, w, heights) + 0.5 * math.log((N - 1) / 2) + 8 * off
-            for layer in range(1, facts.depth + 1):
+            for layer, log_eps in enumerate(log_smallest(facts), 1):
                 rounds = layer // radius
-                shrink = log_shrink(radius * (math.log(share) + log_smallest(facts, layer)))
+                shrink = log_shrink(radius * (math.log(share) + log_eps))
                 bent, shrunk = 8 * (1 + radius) * layer * delta, rounds * shrink if rounds else 0.0
                 bounds[layer - 1] = times(facts.sizes[layer].longest, start, shrunk, bent)
         elif N == 1:
             bounds = [-math.inf] * facts.depth
-    fixed.append(needs.above("smallest cosine of a token with one direction", alpha, 0))
+    fixed.append(above("smallest cosine of a token with one direction", alpha, 0))
     return _evaluation(facts, bounds, fixed)

@@ -184,7 +184,7 @@ def shape(draw: Random, extra: Fields, **fixed: Any) -> Architecture:
 def weighted(draw: Random, arch: Architecture) -> Tensors:
     """Every tensor at a size of its own, biases and gains not at their usual 0 and 1."""
     seed = draw.getrandbits(30)
-    tensors = Transformer.random(arch, seed, draw.choice(("bert", "xavier", "orthogonal"))).state()
+    tensors = Transformer.random(arch, seed, draw.choice(("bert", "xavier", "orthogonal"))).state_dict()
     wide = draw.choice((0.0, 1.0, 1.0, 3.0, 3.0, 60.0))
     sizes = {part: 10.0 ** draw.uniform(-wide, wide) for part in ("query", "key", "value", "output", "mlp")}
     for place, (name, tensor) in enumerate(tensors.items()):
@@ -329,7 +329,7 @@ def low_rank(draw: Random, extra: Fields) -> Case:
     frame = turn[:rank].mT @ turn[:rank] + draw.choice((0.0, 0.0, 1e-15, 1e-13)) * turn
     tensors = {
         name: W @ frame if name.endswith((".output.weight", "mlp.down.weight")) else W
-        for name, W in net.state().items()
+        for name, W in net.state_dict().items()
     }
     if draw.random() < 0.3:  # tokens within what is written, but for rounding
         X = X @ turn[:rank].mT @ turn[:rank]

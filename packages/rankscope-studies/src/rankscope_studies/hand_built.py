@@ -84,7 +84,7 @@ def non_collapsing_network(width: int, heads: int, layers: int, scale: float, se
     if width % 2:
         raise ArchitectureError(f"width must be even, to read and to write; got {width}", subject="width")
     arch = Architecture(layers=layers, width=width, heads=heads, mlp="none", norm="none", biases=False)
-    tensors = Transformer.random(arch, seed, init="xavier").state()
+    tensors = Transformer.random(arch, seed, init="xavier").state_dict()
     for name, tensor in tensors.items():
         if name.endswith("value.weight"):
             tensor = tensor * scale

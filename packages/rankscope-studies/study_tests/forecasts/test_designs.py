@@ -27,7 +27,7 @@ def test_the_space_is_wide() -> None:
 def test_gains_scale_queries_keys_and_values_alone() -> None:
     plain = Design("induction", 2, {})
     louder = Design("induction", 2, {}, query_gain=2.0, value_gain=0.5)
-    before, after = (design.training(3).networks()[0].state() for design in (plain, louder))
+    before, after = (design.training(3).networks()[0].state_dict() for design in (plain, louder))
     for name, tensor in before.items():
         factor = 2.0 if ("query.weight" in name or "key.weight" in name) else 0.5 if "value.weight" in name else 1.0
         assert torch.equal(after[name], factor * tensor), name

@@ -142,7 +142,7 @@ def test_sensitivities_of_a_linear_network_have_a_closed_form(padded: int) -> No
                         biases=False)  # fmt: skip
     net = Transformer.random(arch)
     eye = torch.eye(4, dtype=torch.float64)
-    tensors = net.state()
+    tensors = net.state_dict()
     tensors["layers.0.attention.value.weight"] = eye[:, None] * 3.0
     tensors["layers.0.attention.output.weight"] = eye[None]
     net = Transformer.from_weights(arch, tensors)

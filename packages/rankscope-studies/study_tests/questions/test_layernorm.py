@@ -163,7 +163,7 @@ def test_with_a_skip_values_that_oppose_the_common_token_make_it_unstable(skip: 
     """Complete mask, no noise, a norm that only scales: differences keep their size, the common part is multiplied by
     |1 + a|, so relative to it they grow by 1 / |1 + a|."""
     arch = bare(12, 6, 1, attention_skip=skip, norm="scale")
-    tensors = Transformer.random(arch, 0, "xavier").state()
+    tensors = Transformer.random(arch, 0, "xavier").state_dict()
     eye = torch.eye(6, dtype=torch.float64)
     for name, tensor in tensors.items():
         if "value" in name or "output" in name:

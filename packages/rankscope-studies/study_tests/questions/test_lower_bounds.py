@@ -44,7 +44,7 @@ def perturbed(arch: Architecture, seed: int = 0) -> Transformer:
     generator = torch.Generator().manual_seed(seed)
     state = {
         name: tensor + 0.2 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        for name, tensor in Transformer.random(arch, seed, "xavier").state().items()
+        for name, tensor in Transformer.random(arch, seed, "xavier").state_dict().items()
     }
     return Transformer.from_weights(arch, state)
 
@@ -165,7 +165,7 @@ def test_what_weights_say_starts_from_the_tokens() -> None:
 def test_a_branch_along_what_is_there_is_bounded_exactly(c: float) -> None:
     """F = c R: direction attains its bound, and sizes theirs where the branch takes away."""
     arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp_width=4, activation="identity", biases=False)
-    state, eye = Transformer.random(arch, 0).state(), torch.eye(4, dtype=torch.float64)
+    state, eye = Transformer.random(arch, 0).state_dict(), torch.eye(4, dtype=torch.float64)
     for name in state:
         if "attention.output" in name:
             state[name] = torch.zeros_like(state[name])
@@ -180,7 +180,7 @@ def test_a_branch_along_what_is_there_is_bounded_exactly(c: float) -> None:
 
 def test_the_floor_of_a_norm_is_attained_by_tokens_of_one_length() -> None:
     arch = Architecture(layers=1, width=4, heads=1, norm="rms", norm_place="post", mlp="none", norm_eps=0.0)
-    state = Transformer.random(arch, 0).state()
+    state = Transformer.random(arch, 0).state_dict()
     state = {name: torch.zeros_like(t) if "attention.output" in name else t for name, t in state.items()}
     X = 3 * torch.nn.functional.normalize(tokens(5, 4), dim=-1)
     (half,) = half_terms(Transformer.from_weights(arch, state), X)[0]
@@ -231,7 +231,7 @@ def test_without_skips_direction_is_exact_where_a_branch_scales(c: float) -> Non
     arch = Architecture(layers=2, width=4, heads=1, norm="none", mlp="none", attention_skip=0.0, biases=False)
     eye = torch.eye(4, dtype=torch.float64)
     state = {}
-    for name, tensor in Transformer.random(arch, 0).state().items():
+    for name, tensor in Transformer.random(arch, 0).state_dict().items():
         factor = c if "output" in name else 1.0 if "value" in name else 100.0
         state[name] = (factor * eye).reshape(tensor.shape)
     row = network_rows(Transformer.from_weights(arch, state), 3 * eye[None])[-1]

@@ -55,8 +55,8 @@ ONES = (1.0,) * (LAYERS + 1)
 def model(penalties: tuple[float, ...] = (), lengths: tuple[float, ...] = ONES, **fields: Any) -> PathUseModel:
     """A model in float64 whose weights are all of a size that shows."""
     net = awake(Architecture(layers=LAYERS, width=8, heads=2, **fields or ATTENTION), seed=3)
-    gains = {name: torch.ones_like(tensor) for name, tensor in net.state().items() if name.endswith("gain")}
-    net = Transformer.from_weights(net.arch, net.state() | gains)  # as the study keeps them
+    gains = {name: torch.ones_like(tensor) for name, tensor in net.state_dict().items() if name.endswith("gain")}
+    net = Transformer.from_weights(net.arch, net.state_dict() | gains)  # as the study keeps them
     return PathUseModel(net, TASK, 1.0, seed=4, lengths=lengths, samples=SAMPLES, penalties=penalties)
 
 
@@ -191,11 +191,11 @@ def test_what_is_taken_away_is_gone() -> None:
     assert rows["accuracy", None] == right(whole)
     assert rows["loss", None] == pytest.approx(F.cross_entropy(precise.head(whole).mT, batch.labels).item(), rel=1e-5)
     for layer in range(LAYERS):  # attention whose output is zero leaves the skip; the norm of a normed token is itself
-        state = net.state()
+        state = net.state_dict()
         state[f"layers.{layer}.attention.output.weight"] = torch.zeros(2, 4, 8, dtype=torch.float64)
         assert rows["layers", layer + 1] == right(Transformer.from_weights(net.arch, state).run(X).output)
     for draw, heads in enumerate(path_uses.heads_out(LAYERS, 2)):
-        state = net.state()
+        state = net.state_dict()
         for layer, removed in heads.items():
             name = f"layers.{layer - 1}.attention.output.weight"
             state[name] = state[name].clone()

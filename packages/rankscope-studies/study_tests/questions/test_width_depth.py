@@ -113,7 +113,7 @@ def test_the_constant_of_a_layer_is_that_of_plain_float64() -> None:
     shares = [first / sizes_of_tokens[0], second / sizes_of_tokens[1]]
     assert found["left"] == pytest.approx(math.log10(shares[1]), rel=1e-6)
     assert found["relative"] == pytest.approx(math.log10(shares[1] / shares[0] ** 3), rel=1e-6)
-    weights, d = net.state(), 16 // HEADS
+    weights, d = net.state_dict(), 16 // HEADS
     query, key, value, output = (weights[f"layers.1.attention.{name}.weight"] for name in PARTS)
     products = [[query[:, h] @ key[:, h].T for h in range(HEADS)], [value[:, h] @ output[h] for h in range(HEADS)]]
     scores = [float(W.abs().sum(0).max()) for W in products[0]]

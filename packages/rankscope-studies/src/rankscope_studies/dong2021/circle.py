@@ -81,7 +81,7 @@ def initial(network: CircleNetwork, width: int, seeds: int) -> Tensors:
     by_seed = []
     for seed in range(seeds):
         draw = torch.Generator().manual_seed(seed)
-        tensors = Transformer.random(arch, seed, "kaiming" if network.as_published else "xavier").state()
+        tensors = Transformer.random(arch, seed, "kaiming" if network.as_published else "xavier").state_dict()
         for name, shape in (("into", (2, width)), ("out", (width, 2))):
             if network.as_published:
                 weight = 0.02 * torch.randn(shape, generator=draw, dtype=torch.float64)

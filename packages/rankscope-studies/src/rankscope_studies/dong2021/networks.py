@@ -150,5 +150,6 @@ def without_matrices(net: Transformer) -> Transformer:
     arch = net.arch.replace(mlp_width=net.arch.width)
     eye = torch.eye(arch.width, dtype=net.dtype, device=net.device)
     identity = {"weight": eye, "bias": torch.zeros_like(eye[0])}
-    tensors = {name: identity[name.rpartition(".")[2]] if ".mlp." in name else t for name, t in net.state().items()}
+    tensors = net.state_dict()
+    tensors |= {name: identity[name.rpartition(".")[2]] for name in tensors if ".mlp." in name}
     return Transformer.from_weights(arch, tensors)

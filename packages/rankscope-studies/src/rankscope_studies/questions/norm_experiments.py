@@ -171,7 +171,7 @@ def family_network(family: str, mask: str, a: float, seed: int, sizes: NormSizes
     if family == CHAOTIC:
         return with_gains(net, [("mlp.up.weight", a)])
     generator = torch.Generator().manual_seed(NOISE_SEED + seed)
-    tensors, eye = net.state(), torch.eye(d, dtype=torch.float64)
+    tensors, eye = net.state_dict(), torch.eye(d, dtype=torch.float64)
     for name, tensor in tensors.items():
         if name.endswith("attention.value.weight"):
             tensors[name] = eye.reshape(tensor.shape)

@@ -45,7 +45,7 @@ def network(design: Design, seed: int) -> Transformer:
     """A network of a design, with the gains of its weights and its remedy."""
     arch = design.architecture
     arch = Transformer.random(replace(arch, layers=1)).with_remedy(design.remedy).arch if design.remedy else arch
-    tensors = Transformer.random(replace(arch, layers=design.layers), seed=seed, init=design.scheme).state()
+    tensors = Transformer.random(replace(arch, layers=design.layers), seed=seed, init=design.scheme).state_dict()
     for name, gain in design.initialisation.gains:
         tensors |= {key: gain * tensor for key, tensor in tensors.items() if key.endswith(name)}
     return Transformer.from_weights(replace(arch, layers=design.layers), tensors)

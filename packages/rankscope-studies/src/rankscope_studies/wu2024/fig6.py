@@ -66,7 +66,7 @@ def deep(width: int, depth: int, device: str = "cpu") -> Transformer:
     if width == 768:
         return net
     gain = math.sqrt(768 / width)
-    larger = {name: tensor * gain if name.endswith(".weight") else tensor for name, tensor in net.state().items()}
+    larger = {name: tensor * gain if name.endswith(".weight") else tensor for name, tensor in net.state_dict().items()}
     return replace(net, weights=Transformer.from_weights(arch, larger).weights)
 
 
