@@ -13,8 +13,8 @@ from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric, Of, chosen_metrics
 from rankscope.nets import free_memory
 from rankscope.profiles import MetricReader, PassOptions, one_pass
+from rankscope.profiles.measuring import layer_pass
 from rankscope.profiles.pass_cost import MATRICES
-from rankscope.profiles.propagation import layer_pass
 from rankscope.profiles.readers import LayerStep
 from tests.builders import normal
 from tests.nets.test_streaming import both, streamed

@@ -7,7 +7,7 @@ import torch
 
 from rankscope.errors import MetricError
 from rankscope.metrics import Metric, Tokens, centred
-from rankscope.metrics.batch import tokens
+from rankscope.metrics.base import tokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, MetricReader, Reader, ShapeReader, SpectrumReader, measure, one_pass
 from rankscope.profiles.readers import CheckReader, LayerStep

@@ -4,6 +4,7 @@ from rankscope.deviation.activations import VALUES
 from rankscope.deviation.attention import DeviationPattern, Values, common_heads, deviation_heads
 from rankscope.deviation.by_rows import AT_ONCE, PatternByRows
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
+from rankscope.deviation.confirmation import Confirmation, confirmations
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.dissect import (
     BlockRecord,
@@ -14,7 +15,6 @@ from rankscope.deviation.dissect import (
     starting_state,
     starting_tokens,
 )
-from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.mlp import REACH
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain, is_cached
@@ -43,18 +43,17 @@ from rankscope.deviation.replay import (
     tensors_of,
 )
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, Scaled, spread
 from rankscope.deviation.scores import StateHeads
 from rankscope.deviation.second_pass import (
     EXAGGERATED,
-    Confirmation,
+    ROUNDING,
     DeviationSecondPass,
+    FloatLayer,
     FloatSecondPass,
     SecondPassLayer,
-    confirmations,
     with_second_pass,
 )
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import LOWEST, Scaled, State, ValidTokens, spread
 
 __all__ = [
     "AT_ONCE", "BlockRecord", "Confirmation", "Deviation", "DeviationPattern", "DeviationSecondPass", "DeviationStep",

@@ -24,8 +24,7 @@ from torch import Tensor
 from rankscope.deviation.activations import tanh_change, tanh_difference
 from rankscope.deviation.decisions import must_compute, saves_a_pass
 from rankscope.deviation.mlp import affine, product, rows
-from rankscope.deviation.scaled import Entries, LogScales, Scaled, as_tensor, chosen, spread
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import Entries, LogScales, Scaled, State, ValidTokens, as_tensor, chosen, spread
 from rankscope.nets import Architecture, Linear, TokenOrder, log_sigmoid
 from rankscope.shapes import Bool, Float, Int
 

@@ -20,10 +20,9 @@ from torch import Tensor
 from rankscope.deviation.attention import EVERY, DeviationPattern, Logits, Visible, largest_score, with_top_column
 from rankscope.deviation.cap import CapReference
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
 from rankscope.deviation.scores import ScoreParts
 from rankscope.deviation.softmax import ReferenceRow
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import LOWEST, STEEPEST, LogScales, Scaled, State, ValidTokens
 from rankscope.metrics import PatternRows
 from rankscope.nets import Block, PassSettings, Transformer, score_bias
 from rankscope.shapes import Bool, Float, Int

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rankscope.deviation.activations import sinh_share, tanh_change, tanh_difference
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import Entries, LogScales, Scaled, as_tensor, chosen, largest_log, spread
+from rankscope.deviation.state import Entries, LogScales, Scaled, as_tensor, chosen, largest_log, spread
 from rankscope.doubled import quotient
 from rankscope.shapes import Bool, Int
 

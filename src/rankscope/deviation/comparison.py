@@ -16,8 +16,7 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import AnyPattern, PatternByRows
 from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, largest_entry, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.state import LOWEST, STEEPEST, WIDEST, LogScales, State, largest_entry, spread
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rankscope.deviation.activations import FADING, GATES, SERIES, TAIL, VALUES, faded, tanh_change
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, terms_needed
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.state import LOWEST, STEEPEST, Scaled, State, chosen, spread
 from rankscope.doubled import near_log, nearest, precision
 from rankscope.nets import Architecture, Linear, MLPWeights
 from rankscope.shapes import Bool

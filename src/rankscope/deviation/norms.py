@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, PerturbTensor, Scaled, chosen, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.state import LOWEST, STEEPEST, PerturbTensor, Scaled, State, chosen, spread
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Norm, NormWeights, norm_of
 

@@ -1,6 +1,6 @@
 """`propagate`: the forward pass in deviation arithmetic, layer by layer.
 
-`paths` and `theory` call `propagate`; `profiles/propagation.py` calls `layers`, or `second_pass.py`, which runs the
+`paths` and `theory` call `propagate`; `profiles/measuring.py` calls `layers`, or `second_pass.py`, which runs the
 same blocks twice. A pass goes in this order: `PassInputs.of` brings network and tokens to float64,
 moves padding to the end and splits the tokens into a `State`; `layers` takes it through each block by the
 rules of `rules.py` (`nets/traversal.py` calls them), on a GPU by a captured graph of all blocks (`replay.py`);
@@ -21,8 +21,7 @@ from rankscope.deviation.decisions import at_layer
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.replay import can_replay, replay_cache, waits
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import Scaled, State, ValidTokens
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets import (

@@ -36,8 +36,7 @@ from rankscope.deviation.mlp import affine
 from rankscope.deviation.perturbation import NEGLIGIBLE, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, Scaled
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import LOWEST, Scaled, State, ValidTokens
 from rankscope.nets import Arithmetic, Block, Half, Linear, norm_of, traverse
 from rankscope.shapes import Bool
 

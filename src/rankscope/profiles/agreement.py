@@ -5,7 +5,7 @@ Called by `readers.py` for each layer: `checked` and `checked_floats` where a se
 reading, writes it as `digits`, and marks readings whose error is above `AGREED`.
 
 - `checked_floats`: the first pass ran in float64, the second in float32. Their difference times `ROUNDING` is the error
-  (`deviation/float_passes.py`).
+  (`deviation/second_pass.py`).
 - `checked`: both passes ran in deviation arithmetic, the second perturbed `EXAGGERATED` times as much as usual.
   Their difference divided by that is the error.
 
@@ -36,9 +36,8 @@ from rankscope.deviation import (
     read,
     spread,
 )
-from rankscope.metrics import SMALLEST, UNIT, Metric, Of, Reading
+from rankscope.metrics import SMALLEST, UNIT, Metric, Of, Reading, Readings
 from rankscope.nets import Transformer, contributions
-from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 AGREED = 1e-9  # the largest relative error of a reading that is not marked

@@ -1,6 +1,6 @@
 """A whole measurement of a batch on a GPU as one CUDA graph: both passes, the readings of all layers, and their marks.
 
-Called by `propagation.py`. The passes and readings are thousands of small kernels, which take longer to start than to
+Called by `measuring.py`. The passes and readings are thousands of small kernels, which take longer to start than to
 run, and their result is a few numbers for each layer. So `captured_steps` hands all of it to `deviation/replay.py` as
 one function of tensors (`_passes`), which records it, captures it and replays it. The numbers of all layers leave the
 GPU in one copy (`_steps`). The layers themselves are copied out of the graph only if a reader asks for more than
@@ -30,10 +30,9 @@ from rankscope.deviation import (
     restored,
     with_second_pass,
 )
-from rankscope.metrics import Metric, Reading
+from rankscope.metrics import Metric, Reading, Readings
 from rankscope.nets import Step, Transformer
-from rankscope.profiles.readers import CapturedNumbers, LayerStep
-from rankscope.profiles.readings import Readings, in_order
+from rankscope.profiles.readers import CapturedNumbers, LayerStep, in_order
 
 
 class Piece(NamedTuple):

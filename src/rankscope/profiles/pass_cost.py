@@ -1,6 +1,6 @@
 """Estimates the memory and the time of a pass before it starts.
 
-Called by `propagation.py`, which refuses a pass that does not fit into memory (`check_memory`) and asks how many
+Called by `measuring.py`, which refuses a pass that does not fit into memory (`check_memory`) and asks how many
 batches fit side by side (`batches_beside`), and by `measuring.py` and the command line, which say how long the pass
 will take (`seconds`).
 
