@@ -5,7 +5,7 @@ from rankscope.deviation.attention import DeviationPattern, Values, common_heads
 from rankscope.deviation.by_rows import AT_ONCE, PatternByRows
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
 from rankscope.deviation.confirmation import Confirmation, confirmations
-from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation.decisions import at_layer, can_skip, must_compute, piecewise
 from rankscope.deviation.dissect import (
     BlockRecord,
     HalfRecord,
@@ -62,7 +62,7 @@ __all__ = [
     "StartingTensors", "State", "StateHeads", "VALUES", "ValidTokens", "Values", "applies", "at_layer",
     "attends_elsewhere", "block_by_block", "can_replay", "can_skip", "common_heads", "confirmations", "deviation_heads",
     "dissect", "finish", "is_cached", "joined", "joined_by_form", "layers", "must_compute", "normalise", "parts",
-    "propagate", "read", "reads_rows", "recording_rules", "records", "replay_cache", "restored", "rounded", "samples",
-    "spread", "starting_state", "starting_tokens", "state_distance", "steep_scores", "tensors_of", "tokens_lost",
-    "undecided", "with_second_pass", "without_rule",
+    "piecewise", "propagate", "read", "reads_rows", "recording_rules", "records", "replay_cache", "restored", "rounded",
+    "samples", "spread", "starting_state", "starting_tokens", "state_distance", "steep_scores", "tensors_of",
+    "tokens_lost", "undecided", "with_second_pass", "without_rule",
 ]  # fmt: skip

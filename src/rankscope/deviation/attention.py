@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.activations import tanh_change, tanh_difference
-from rankscope.deviation.decisions import must_compute, saves_a_pass
+from rankscope.deviation.decisions import piecewise
 from rankscope.deviation.mlp import affine, product, rows
-from rankscope.deviation.state import Entries, LogScales, Scaled, State, ValidTokens, as_tensor, chosen, spread
+from rankscope.deviation.state import Entries, LogScales, Scaled, State, ValidTokens, as_tensor
 from rankscope.nets import Architecture, Linear, TokenOrder, log_sigmoid
 from rankscope.shapes import Bool, Float, Int
 
@@ -251,9 +251,9 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
         R = R + product(excess.mapped(lambda t: t[..., None]), common)
     # zeros do not set the scale
     x = (v.x if total is None else v.x.mapped(lambda t: t * total[..., None]).normalised()) + mean
-    if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid))):
-        plain = Scaled(P.times(dv.value), dv.log)
-        x, R = chosen(short, v.x, x), chosen(short, plain, R)
+    if not P.signed:
+        short = _short(P, dv, mean, v.valid)
+        x, R = piecewise("attention.short", short, lambda: (v.x, Scaled(P.times(dv.value), dv.log)), (x, R))
     if len(active_heads) < arch.heads:
         active = marked(active_heads, arch.heads, x.value)
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
@@ -274,20 +274,21 @@ FAINTEST = 1e-290  # sums of weights below this have lost digits: float64 has fe
 def _in_range(heads: Scaled) -> Scaled:
     """Outputs of heads, zero where all of a head's are so small that weights of attention had lost their digits: of
     zeros `proved_zeros.py` asks whether they are exact."""
-    fine = heads.largest() >= FAINTEST
-    if saves_a_pass("attention.in_range", fine, lambda: fine):
-        return heads
-    return heads.mapped(lambda t: t * spread(fine, t))
+    lost = ~(heads.largest() >= FAINTEST)  # NaN stays NaN
+    return piecewise("attention.in_range", lost, lambda: heads.mapped(lambda t: t * 0.0), heads)
 
 
 def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
     """True for heads where values that some token attends to are on average below a hundredth of the mean output."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
-    if not must_compute("attention.lengths", (least < SHORT * most)):
-        return torch.zeros_like(least, dtype=torch.bool)
-    attended = P.times(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
-    return attended.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
+
+    def on_average() -> Tensor:
+        attended = P.times(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
+        return attended.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
+
+    uneven = least < SHORT * most
+    return piecewise("attention.lengths", uneven, on_average, torch.zeros_like(uneven))
 
 
 def common_heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import AnyPattern, PatternByRows
-from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.decisions import piecewise
 from rankscope.deviation.state import LOWEST, STEEPEST, WIDEST, LogScales, State, largest_entry, spread
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float
@@ -64,10 +64,14 @@ def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with steep scores where two passes disagree on log P, by how much one token is attended to more
     than another, or under a cap, which hides that, on scores before it. They may have attended to the same token by
     chance."""
-    if not must_compute("comparison.undecided", steep_scores(P)) or P.logits is None or second.logits is None:
+    if P.logits is None or second.logits is None:
         return _none(P)
-    largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
-    return steep_scores(P) & (largest.amax(1) > UNDECIDED)
+
+    def differs() -> Tensor:
+        largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
+        return largest.amax(1) > UNDECIDED
+
+    return piecewise("comparison.undecided", steep_scores(P), differs, _none(P))
 
 
 def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
@@ -91,12 +95,14 @@ def cut_away(P: AnyPattern, state: State) -> Bool[Tensor, " batch"]:
     """True for samples with scores that were cut where more than the largest score of each row decides about the
     tokens after the layer, `state`: a row attends to several tokens, or tokens differ by next to nothing."""
     cut = cut_heads(P)
-    if not must_compute("comparison.cut_away", cut):
-        return _none(P)
-    several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
-    differences = state.R.log_size()
-    collapsed = differences - torch.maximum(state.x.log_size(), differences) < COLLAPSED
-    return (cut & (several > math.exp(FAINT))).any(1) | cut.any(1) & collapsed
+
+    def matters() -> Tensor:
+        several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
+        differences = state.R.log_size()
+        collapsed = differences - torch.maximum(state.x.log_size(), differences) < COLLAPSED
+        return (cut & (several > math.exp(FAINT))).any(1) | collapsed
+
+    return piecewise("comparison.cut_away", cut.any(1), matters, _none(P))
 
 
 def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:

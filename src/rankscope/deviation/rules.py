@@ -39,7 +39,7 @@ from rankscope.deviation.attention import (
     mixed,
     sigmoid,
 )
-from rankscope.deviation.decisions import can_skip
+from rankscope.deviation.decisions import piecewise
 from rankscope.deviation.experts import mixture
 from rankscope.deviation.mlp import affine, mlp, product
 from rankscope.deviation.norms import normed
@@ -222,13 +222,13 @@ def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Ten
     e = _less_average(P.logits.reference.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])
     alike = ((P.visible == row).all(-1)[:, 0] | ~valid).all(-1)  # [batch]
-    if can_skip("shape_pattern.alike", alike):
-        return e, P.off_top
-    scores = P.logits.reference.mapped(lambda t: t[:, :, None]) + P.logits.D
-    E = _less_average(scores, P.visible)
-    first = E.mapped(lambda t: t[samples, :, last])
-    alike = alike[:, None].expand(P.p.shape[:2])
-    return chosen(alike, e, first), chosen(alike, P.off_top, E.mapped(lambda t: t - t[samples, :, last, None]))
+    reference, D = P.logits.reference, P.logits.D
+
+    def otherwise() -> tuple[Scaled, Scaled]:
+        E = _less_average(reference.mapped(lambda t: t[:, :, None]) + D, P.visible)
+        return E.mapped(lambda t: t[samples, :, last]), E.mapped(lambda t: t - t[samples, :, last, None])
+
+    return piecewise("shape_pattern.alike", ~alike[:, None].expand(P.p.shape[:2]), otherwise, (e, P.off_top))
 
 
 def _less_average(scores: Scaled, visible: Visible) -> Scaled:

@@ -35,9 +35,9 @@ from torch import Tensor
 from rankscope.deviation.activations import over
 from rankscope.deviation.attention import EVERY, common_heads, deviation_heads
 from rankscope.deviation.cap import CapReference, RowConstants, capped
-from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.decisions import piecewise
 from rankscope.deviation.norms import normed
-from rankscope.deviation.state import STEEPEST, PerturbTensor, Scaled, State, ValidTokens, chosen, largest_entry, spread
+from rankscope.deviation.state import STEEPEST, PerturbTensor, Scaled, State, ValidTokens, largest_entry, spread
 from rankscope.doubled import quotient
 from rankscope.errors import ArchitectureError
 from rankscope.nets import (
@@ -75,10 +75,11 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     u = Scaled(covariance / product, r.log + t.log)
     ref, D = _log(across, columns).mapped(lambda v: v[..., 0]), _log(u, F * share @ G.mT / product)
     far = torch.stack([log.abs().flatten(2).amax(-1) for log in logs]).amax(0) > FAR  # [batch, head]
-    if not must_compute("linear.far", far):
-        return ref, D
-    zero = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
-    return chosen(far, zero, ref), chosen(far, whole_log_weights(Wq, Wk), D)
+
+    def whole() -> tuple[Scaled, Scaled]:
+        return Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log)), whole_log_weights(Wq, Wk)
+
+    return piecewise("linear.far", far, whole, (ref, D))
 
 
 def whole_log_weights(q: Tensor, k: Tensor) -> Scaled:

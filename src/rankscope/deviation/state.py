@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
+from rankscope.deviation.decisions import can_skip, must_compute, piecewise, saves_a_pass
 from rankscope.doubled import near_log, two_sum
 from rankscope.metrics import log_readings
 from rankscope.shapes import Bool, Float
@@ -349,12 +349,14 @@ class State:
         longest = torch.linalg.vector_norm(R.value, dim=-1)
         longest = longest.amax(-1) if longest.shape[-1] else torch.zeros_like(length)
         apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
-        if must_compute("state.any_apart", apart):
-            tokens = self.R
-            if not saves_a_pass("state.no_common_token", apart, lambda: self.x.log <= LOWEST):
-                tokens = (tokens + self.x.mapped(lambda v: v[:, None])).mapped(self.valid.zero_padding)
-            R = tokens if saves_a_pass("state.all_apart", apart, lambda: apart) else chosen(apart, tokens, R)
-            x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
+
+        def whole() -> tuple[Scaled, Scaled]:
+            zero = Scaled(torch.zeros_like(x.value), torch.full_like(x.log, LOWEST))
+            if saves_a_pass("state.no_common_token", apart, lambda: self.x.log <= LOWEST):
+                return zero, self.R
+            return zero, (self.R + self.x.mapped(lambda v: v[:, None])).mapped(self.valid.zero_padding)
+
+        x, R = piecewise("state.apart", apart, whole, (x, R))
         return State(x, R.normalised(), self.valid)
 
     @property

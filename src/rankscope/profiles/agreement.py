@@ -32,7 +32,7 @@ from rankscope.deviation import (
     PatternByRows,
     State,
     comparison,
-    must_compute,
+    piecewise,
     read,
     spread,
 )
@@ -81,17 +81,15 @@ def checked_floats(
             blind = (reading.floor / reading.value.abs()).nan_to_num(nan=torch.inf)
             error = torch.maximum(error, blind).masked_fill(exact_zero, 0.0)
             reading = replace(reading, floor=torch.zeros_like(reading.floor))
-        unsure = error > AGREED
-        reading = replace(reading, digits=_digits(reading, error))
-        if must_compute("agreement.unsure", unsure):
+
+        def exact(metric: Metric = metric) -> Reading:
             step, second = by_deviation(metric)
-            exact = read(metric, step)
-            assert exact is not None
-            ((_, exact),) = checked([(metric, exact)], step, second)
-            assert exact.digits is not None and reading.digits is not None
-            pairs = [(getattr(exact, name), getattr(reading, name)) for name in ("value", "log10", "floor", "digits")]
-            reading = Reading(*(torch.where(unsure, of_exact, of_floats) for of_exact, of_floats in pairs))
-        result.append((metric, reading))
+            found = read(metric, step)
+            assert found is not None
+            return checked([(metric, found)], step, second)[0][1]
+
+        reading = replace(reading, digits=_digits(reading, error))
+        result.append((metric, piecewise("agreement.unsure", error > AGREED, exact, reading)))
     return result
 
 
@@ -202,10 +200,14 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
     perturbation of its result alone does not reach: rounding may have hidden what is counted."""
     width, (_, broken) = state.R.value.shape[-1], state.finite
     less = reading.value < (state.valid.count[:, 0] - 1).clamp(max=width)
-    if metric.rule is None or broken is not None or not must_compute("agreement.fewer", less):
+    if metric.rule is None or broken is not None:
         return torch.zeros_like(less)
-    residual = second.step.state.residual.value
-    return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * EXAGGERATED * UNIT) > reading.value)
+
+    def more() -> Tensor:
+        residual, unit = second.step.state.residual.value, PERTURBED * EXAGGERATED * UNIT
+        return metric.compute(residual, ~state.valid.mask, unit=unit) > reading.value
+
+    return piecewise("agreement.fewer", less, more, torch.zeros_like(less))
 
 
 def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
@@ -215,11 +217,13 @@ def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     if P is None or metric.of not in ("attention", "heads"):
         return nothing
     cut = comparison.cut_heads(P)
-    if not must_compute("agreement.cut", cut):
-        return nothing
-    if metric.of == "heads":
-        return cut & comparison.alike_rows(P)
-    return cut & reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
+
+    def next_to_nothing() -> Tensor:
+        if metric.of == "heads":
+            return comparison.alike_rows(P)
+        return reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
+
+    return piecewise("agreement.cut", cut, next_to_nothing, nothing)
 
 
 def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationStep) -> Errors:
