@@ -18,8 +18,8 @@ What happens when it is called, file by file:
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, get_args
+from dataclasses import replace
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -71,20 +71,46 @@ class PassRecord(NamedTuple):
     device: str
 
 
-@dataclass(frozen=True)
-class PassOptions:
-    """How a pass is to be run; `measure` says what the first options mean."""
+class PassOptions(TypedDict, total=False):
+    """How a pass is to be run: options of `measure`, `measure_together` and `one_pass`."""
 
-    arithmetic: str = "deviation"
-    batch: int = 16
-    progress: Progress | None = None
-    device: str | torch.device | None = None
-    check: bool = False
-    confirm: bool = False
-    sharing: int = 1  # passes that run side by side, and share memory
-    most_held: int | None = None
+    batch_size: int  # samples that run together at most; 16 if left out
+    progress: Progress | None  # called as `progress(done, total)` after each layer
+    device: str | torch.device | None  # where to run; where the network is, if left out
+    check: bool
+    """Whether a second pass with different rounding runs beside the first. Readings of which rounding left less than
+    nine digits are marked (`docs/deviation.md`); without it none are but those at a floor. True if left out, but for
+    `one_pass`."""
+    confirm: bool
+    """Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the time): its readings
+    are shown, and `digits` says how many of their digits float64 has. False if left out."""
+    most_held: int | None
     """Bytes of a layer's attention pattern above which it is read by blocks of rows; None chooses by what is read."""
-    block_bytes: int | None = None  # bytes of such a block; None chooses by the device
+    block_bytes: int | None  # bytes of such a block; None chooses by the device
+    sharing: int  # passes that run side by side, and share memory; 1 if left out
+
+
+class MeasureOptions(PassOptions, total=False):
+    """Options of `measure`."""
+
+    readers: Sequence[Reader]  # what else is taken from the same pass (`profiles/readers.py`)
+
+
+PASS_OPTIONS: PassOptions = {
+    "batch_size": 16, "progress": None, "device": None, "check": True, "confirm": False, "most_held": None,
+    "block_bytes": None, "sharing": 1,
+}  # fmt: skip
+"""What is taken for options that are left out."""
+
+
+def _chosen(options: PassOptions) -> PassOptions:
+    """These options and `PASS_OPTIONS`; one that does not exist is refused."""
+    for name in options:
+        require_one_of("an option of a pass", name, [*PASS_OPTIONS, "readers"], MetricError, name)
+    chosen = PASS_OPTIONS | options
+    size = chosen["batch_size"]
+    require(size >= 1, f"batch_size must be at least 1 sample; got {size}", TokensError, "batch_size")
+    return chosen
 
 
 WHOLE_ON_CPU = 2**24
@@ -100,16 +126,16 @@ def one_pass(
     arithmetic: str = "deviation",
     *,
     attention_mask: Tensor | None = None,
-    **options: Any,
+    **options: Unpack[PassOptions],
 ) -> PassRecord:
     """Run a network once, and let every reader take what it needs from each layer.
 
     A network without a rule in deviation arithmetic runs in float64. Tokens X are `[batch, token, width]`; `readers`
-    are objects that are shown every layer of every batch (`readers.py`), `options` those of `PassOptions`, and other
-    arguments those of `measure`.
+    are objects that are shown every layer of every batch (`readers.py`), `options` those of `PassOptions` (without a
+    second pass, if `check` is left out), and other arguments those of `measure`.
     """
-    padding, how = padding_from(padding, attention_mask), PassOptions(arithmetic, **options)
-    (record,) = run_side_by_side([layer_pass(net, X, padding, readers, how)])
+    padding, chosen = padding_from(padding, attention_mask), _chosen({"check": False, **options})
+    (record,) = run_side_by_side([layer_pass(net, X, padding, readers, arithmetic, chosen)])
     return record
 
 
@@ -128,12 +154,16 @@ def run_side_by_side(passes: Sequence[Generator[None, None, Result]]) -> list[Re
 
 
 def layer_pass(
-    net: Transformer, X: Tensor, padding: Tensor | None, readers: Sequence[Reader], options: PassOptions
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None,
+    readers: Sequence[Reader],
+    arithmetic: str,
+    options: PassOptions,
 ) -> Generator[None, None, PassRecord]:
-    """`one_pass` as a generator, to be run without gradients: it yields after each layer."""
-    arithmetic, batch, progress = options.arithmetic, options.batch, options.progress
+    """`one_pass` as a generator, to be run without gradients: it yields after each layer. All options are given."""
     require_one_of("arithmetic", arithmetic, ARITHMETICS, MetricError)
-    require(batch >= 1, f"batch must be at least 1 sample; got {batch}", TokensError, "batch")
+    batch_size, progress = options["batch_size"], options["progress"]
     if not isinstance(X, Tensor) or not X.is_floating_point():
         received = X.dtype if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(f"tokens must be a floating tensor [batch, token, width]; received {received}", subject="X")
@@ -147,30 +177,29 @@ def layer_pass(
     require(routes, sentence, MetricError, "metrics")
     if arithmetic == "deviation" and not applies(net):
         arithmetic = "float64"
-        options = replace(options, arithmetic=arithmetic)
-    net = net.to(ARITHMETICS[arithmetic], options.device)
+    net = net.to(ARITHMETICS[arithmetic], options["device"])
     X = X.to(dtype=net.dtype, device=net.device)
     valid = valid_tokens(X.shape[:-1], padding, X.device)
-    kind = "float" if arithmetic != "deviation" else "confirm" if options.confirm else "deviation"
-    request = _row_request(net, readers, kind, options.block_bytes)
-    by_rows = X.ndim == 3 and kind == "deviation" and _large(net, X[:batch], kind, options, request)
+    kind = "float" if arithmetic != "deviation" else "confirm" if options["confirm"] else "deviation"
+    request = _row_request(net, readers, kind, options["block_bytes"])
+    by_rows = X.ndim == 3 and kind == "deviation" and _large(net, X[:batch_size], kind, options, request)
     memory_kind = "rows" if by_rows else kind
     if X.ndim == 3 and (kind != "float" or request is None):
-        shape = (len(X), X.shape[1], batch)
+        shape = (len(X), X.shape[1], batch_size)
         check_memory(net.arch, *shape, memory_kind, net.device, streams=request is not None, heads="heads" in needs)
-    layers, starts = net.arch.layers, range(0, len(X), batch)
+    layers, starts = net.arch.layers, range(0, len(X), batch_size)
     not_needed: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
 
     def steps_from(start: int) -> Iterator[LayerStep]:
-        samples = slice(start, start + batch)
+        samples = slice(start, start + batch_size)
         rows = request if _large(net, X[samples], kind, options, request) else None
-        of_batch = net.for_samples(start, start + batch)
-        return _layer_steps(of_batch, X[samples], valid[samples], start, readers, options, rows)
+        of_batch = net.for_samples(start, start + batch_size)
+        return _layer_steps(of_batch, X[samples], valid[samples], start, readers, arithmetic, options, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     side_by_side = net.streamed and X.ndim == 3
-    beside = batches_beside(net.arch, X.shape[1], batch, memory_kind, net.device) if side_by_side else 1
-    beside = max(1, beside // options.sharing)
+    beside = batches_beside(net.arch, X.shape[1], batch_size, memory_kind, net.device) if side_by_side else 1
+    beside = max(1, beside // options["sharing"])
     for first in range(0, len(starts), beside):
         group = starts[first : first + beside]
         batches = [steps_from(first) for first in group]
@@ -195,29 +224,30 @@ def _layer_steps(
     valid: Tensor,
     start: int,
     readers: Sequence[Reader],
+    arithmetic: str,
     options: PassOptions,
     request: AttentionRequest | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with the second pass of each where one was asked for."""
-    padding, arithmetic = ~valid, options.arithmetic
+    padding = ~valid
     if request is not None and arithmetic != "deviation":
         for step, rows in streamed(net, X, padding, request):
             yield LayerStep(net, start, valid, step, rows=rows)
     elif arithmetic != "deviation":
         yield from (LayerStep(net, start, valid, step) for step in net.steps(X, padding))
-    elif options.confirm and X.shape[1]:
+    elif options["confirm"] and X.shape[1]:
         for confirmation in confirmations(net, X, padding):
             yield LayerStep(net, start, valid, confirmation.doubled, confirmation=confirmation)
     else:
-        inputs = PassInputs.of(net, X, padding, by_rows=request is not None, block_bytes=options.block_bytes)
+        inputs = PassInputs.of(net, X, padding, by_rows=request is not None, block_bytes=options["block_bytes"])
         wanted = [reader.metrics for reader in readers if isinstance(reader, MetricReader)]
         steps = None
         if request is None and X.is_cuda and len(wanted) == 1:
             hold = not all(isinstance(reader, MetricReader | CheckReader) for reader in readers)
-            steps = captured_steps(inputs, valid, start, wanted[0], check=options.check, hold=hold)
+            steps = captured_steps(inputs, valid, start, wanted[0], check=options["check"], hold=hold)
         if steps is not None:
             yield from steps
-        elif options.check and X.shape[1]:
+        elif options["check"] and X.shape[1]:
             for first, second in with_second_pass(inputs, request):
                 numbers = second.layer.numbers if isinstance(second, FloatSecondPass) else None
                 yield LayerStep(net, start, valid, first, second, numbers)
@@ -234,8 +264,8 @@ def _large(net: Transformer, X: Tensor, kind: str, options: PassOptions, request
     if kind == "deviation" and not on_cpu:
         free = free_memory(net.device)
         return free is not None and MATRICES[kind] * size > free
-    if options.most_held is not None:
-        return size > options.most_held
+    if options["most_held"] is not None:
+        return size > options["most_held"]
     return size > (WHOLE_ON_CPU if on_cpu and not request.by_head else WHOLE)
 
 
@@ -273,12 +303,7 @@ def measure(
     *,
     attention_mask: Tensor | None = None,
     variant: str = "as given",
-    batch: int = 16,
-    progress: Progress | None = None,
-    device: str | torch.device | None = None,
-    readers: Sequence[Reader] = (),
-    check: bool = True,
-    confirm: bool = False,
+    **options: Unpack[MeasureOptions],
 ) -> Profile:
     """Measure how uniform the tokens are at every layer of a network.
 
@@ -297,14 +322,7 @@ def measure(
             `bfloat16` show their floors.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         variant: The name of the network in the table.
-        batch: Samples that run together at most.
-        progress: Called as `progress(done, total)` after each layer.
-        device: Where to run; where the network is, if left out.
-        readers: What else is taken from the same pass (`profiles/readers.py`).
-        check: Whether a second pass with different rounding runs beside the first. Readings of which rounding left less
-            than nine digits are marked (`docs/deviation.md`); without it none are but those at a floor.
-        confirm: Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the time): its
-            readings are shown, and `digits` says how many of their digits float64 has.
+        **options: Those of `MeasureOptions`, which describes each.
 
     Returns:
         A `Profile`: a row for each sample, layer, metric (and head), with value, log10 and floor.
@@ -321,8 +339,8 @@ def measure(
     torch.Size([3, 3])
     """
     net, tokens, padding = inputs_of("measure", net, X, padding, attention_mask)
-    options = PassOptions(arithmetic, batch, progress, device, check, confirm)
-    (profile,) = run_side_by_side([_measuring(net, tokens, padding, metrics, variant, readers, options)])
+    readers, chosen = options.pop("readers", ()), _chosen(options)
+    (profile,) = run_side_by_side([_measuring(net, tokens, padding, metrics, arithmetic, variant, readers, chosen)])
     return profile
 
 
@@ -332,9 +350,8 @@ def measure_together(
     metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str = "deviation",
     *,
-    progress: Progress | None = None,
     readers: Mapping[str, Sequence[Reader]] | None = None,
-    **options: Any,
+    **options: Unpack[PassOptions],
 ) -> list[Profile]:
     """Measure several networks side by side: variants of one network whose layers are read from files
     (`load(..., stream=True)`) read each layer once for all.
@@ -343,9 +360,8 @@ def measure_together(
         networks: By name: a network, its tokens `[batch, token, width]`, and their padding.
         metrics: As of `measure`.
         arithmetic: As of `measure`.
-        progress: Called as `progress(done, total)`, in thousandths of all networks.
         readers: By name of a network, what else is taken from its pass.
-        **options: Other options of `measure`, and those of `propagation.PassOptions`.
+        **options: Those of `PassOptions`; `progress` is called in thousandths of all networks.
 
     >>> from rankscope.nets import Architecture
     >>> net, X = Transformer.random(Architecture(layers=2, width=8, heads=2)), torch.randn(3, 5, 8)
@@ -353,7 +369,7 @@ def measure_together(
     >>> [profile.variants for profile in profiles]
     [['with'], ['without']]
     """
-    done = [0.0] * len(networks)
+    done, progress = [0.0] * len(networks), options.get("progress")
 
     def progress_of(index: int) -> Progress:
         def report(layers: int, total: int) -> None:
@@ -363,11 +379,10 @@ def measure_together(
 
         return report
 
-    shared = PassOptions(arithmetic, sharing=len(networks), **{"check": True, **options})
-    passes = []
+    shared, passes = _chosen({"sharing": len(networks), **options}), []
     for index, (name, inputs) in enumerate(networks.items()):
-        of_network = (readers or {}).get(name, ())
-        passes.append(_measuring(*inputs, metrics, name, of_network, replace(shared, progress=progress_of(index))))
+        each: PassOptions = {**shared, "progress": progress_of(index)}
+        passes.append(_measuring(*inputs, metrics, arithmetic, name, (readers or {}).get(name, ()), each))
     return run_side_by_side(passes)
 
 
@@ -376,17 +391,18 @@ def _measuring(
     X: Tensor,
     padding: Tensor | None,
     metrics: MetricsLike,
+    arithmetic: str,
     variant: str,
     readers: Sequence[Reader],
     options: PassOptions,
 ) -> Generator[None, None, Profile]:
     """`measure` as a generator: it yields after each layer, and returns the profile."""
-    if LOG.isEnabledFor(logging.INFO) and X.ndim == 3 and options.arithmetic in ARITHMETICS:
-        duration = in_words(expected_seconds(net, X, options))
+    if LOG.isEnabledFor(logging.INFO) and X.ndim == 3 and arithmetic in ARITHMETICS:
+        duration = in_words(expected_seconds(net, X, arithmetic, **options))
         LOG.info("%d x %d tokens, %s: this will take %s by estimate", *X.shape[:2], variant, duration)
     readings, checks = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
-    ran = yield from layer_pass(net, X, padding, [readings, checks, *readers], options)
-    how = {"arithmetic_asked": options.arithmetic, "dropout": 0.0, "check": options.check, "confirm": options.confirm}
+    ran = yield from layer_pass(net, X, padding, [readings, checks, *readers], arithmetic, options)
+    how = {"arithmetic_asked": arithmetic, "dropout": 0.0} | {name: options[name] for name in ("check", "confirm")}
     notes: dict[str, Any] = how | checks.result()
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [metric.name for metric in readings.metrics]
@@ -394,10 +410,12 @@ def _measuring(
     return Profile(readings_table(readings.result(), variant, ran.arithmetic), manifest)
 
 
-def expected_seconds(net: Transformer, X: Tensor, options: PassOptions) -> float:
+def expected_seconds(
+    net: Transformer, X: Tensor, arithmetic: str = "deviation", **options: Unpack[PassOptions]
+) -> float:
     """The time that a pass over tokens `[batch, token, width]` will take, by estimate (`pass_cost.py`)."""
-    arithmetic, kind = options.arithmetic, "float"
+    chosen, kind = _chosen(options), "float"
     if arithmetic == "deviation" and applies(net):
-        kind = "confirm" if options.confirm else "checked" if options.check else "deviation"
-    dtype, device = ARITHMETICS[arithmetic], torch.device(options.device or net.device)
-    return seconds(net.arch, len(X), X.shape[1], kind, dtype, device, options.batch)
+        kind = "confirm" if chosen["confirm"] else "checked" if chosen["check"] else "deviation"
+    dtype, device = ARITHMETICS[arithmetic], torch.device(chosen["device"] or net.device)
+    return seconds(net.arch, len(X), X.shape[1], kind, dtype, device, chosen["batch_size"])
