@@ -1,4 +1,15 @@
-"""Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by."""
+"""Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by.
+
+The axes of the tensors that pass through this room:
+
+- `batch`: samples, and after all samples perturbed copies of them where passes run as one batch;
+- `token`: the tokens of a sample, valid ones first and padding last while a pass runs;
+- `width`: the entries of a token; `head_width` those of one head, `unit` those of the MLP inside;
+- `head`: the heads of a layer, from 0; a log-scale (`Scaled.log`) is `[batch]` or `[batch, head]`;
+- `row`: queries, and `token` or `column` keys, of a pattern `[batch, head, row, token]`; in cross-attention keys are of
+  the memory;
+- `expert`: the experts of a mixture, from 0.
+"""
 
 from rankscope.deviation.activations import VALUES
 from rankscope.deviation.attention import DeviationPattern, Values, common_heads, deviation_heads

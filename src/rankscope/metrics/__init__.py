@@ -1,4 +1,14 @@
-"""Numbers that say how uniform tokens are: pure functions of tensors, batched and padding-aware."""
+"""Numbers that say how uniform tokens are: pure functions of tensors, batched and padding-aware.
+
+The axes of the tensors that pass through this room:
+
+- `*batch`: any axes in front, as of samples and layers; a metric gives one number for each of their entries;
+- `token`: the tokens of a sample, padding included (`padding` is True there); in samples.py, `sample` in its place;
+- `width`: the entries of a token;
+- `head`: the heads of an attention layer, from 0;
+- `row`: a query, and `column` a key, of an attention pattern `[*batch, head, token, token]`;
+- `expert`: the experts of a mixture, from 0.
+"""
 
 from rankscope.metrics.attention import (
     FEW,

@@ -41,10 +41,10 @@ class Tokens:
     broken: Bool[Tensor, "*batch"] | None = None  # samples with NaN or infinity, taken as zero; None if there are none
     fused: bool = False  # whether the norms of X and of its residual are best taken together, as `norms`
 
-    @property
+    @cached_property
     def count(self) -> Int[Tensor, "*batch"]:
         """The number of valid tokens of each sample."""
-        return self.once("count", lambda: self.valid.sum(-1))
+        return self.valid.sum(-1)
 
     @cached_property
     def X(self) -> Float[Tensor, "*batch token width"]:
@@ -137,7 +137,7 @@ def tokens_of(
     if not X.numel() or (on_cpu and _is_finite(ready)):
         return ready, torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
     broken = ~_finite_samples(ready)
-    kept = {name: value for name, value in ready.memo.items() if name in ("norms", "count")}
+    kept = {name: value for name, value in ready.memo.items() if name == "norms"}
     return replace(ready, memo=kept, broken=broken), broken
 
 

@@ -238,35 +238,29 @@ NORMS = {"composite": composite_norm, "frobenius": frobenius_norm, "spectral": s
 
 def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> Values:
     """The norm of X itself: the scale against which the relative forms are taken."""
-    ready = tokens(X, padding)
-    if norm == "frobenius" and _narrow(ready) and not ready.fused:
-        return nan_where_empty(norm_in_range(ready), ready)
-    return nan_where_empty(ready.once(f"{norm} norm", lambda: _norm(ready, norm, lambda: ready.X, False)), ready)
+    return _norm(tokens(X, padding), norm, None)
 
 
 def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
-    ready, about_mean = tokens(X, padding), closed_form(centre, norm) == "mean"
-    what = f"{norm} norm of the residual about the {centre}"
+    return _norm(tokens(X, padding), norm, closed_form(centre, norm))
+
+
+def _norm(ready: Tokens, norm: Norm, centre: Centre | None) -> Values:
+    """The norm of X, or of its residual about a centre, taken once; with the others, if these are taken in one go."""
 
     def compute() -> Values:
-        R = partial(centred, ready, centre, norm)
-        return _norm(ready, norm, R, True) if about_mean else NORMS[norm](R())
+        residual, narrow = centre is not None, ready.unit > torch.finfo(torch.float64).eps
+        if ready.fused and norm in ORDER and centre in (None, "mean"):
+            return ready.norm(norm, residual)
+        # Squares of what came in a dtype of smaller range than float64 stay in range.
+        if norm == "frobenius" and narrow and not residual:
+            return norm_in_range(ready)
+        A = centred(ready, centre, norm) if centre is not None else ready.X
+        if norm == "frobenius" and narrow and centre == "mean":
+            return torch.linalg.vector_norm(A, dim=(-2, -1))
+        return NORMS[norm](A)
 
-    return nan_where_empty(ready.once(what, compute), ready)
-
-
-def _norm(ready: Tokens, norm: Norm, matrix: Callable[[], Matrix], residual: bool) -> Values:
-    """The norm of X or of its residual about the mean, `matrix()`: with the others, if these are taken in one go."""
-    if ready.fused and norm in ORDER:
-        return ready.norm(norm, residual)
-    if norm == "frobenius" and _narrow(ready):
-        return torch.linalg.vector_norm(matrix(), dim=(-2, -1))
-    return NORMS[norm](matrix())
-
-
-def _narrow(ready: Tokens) -> bool:
-    """Whether X came in a dtype of smaller range than float64: its squares stay in range."""
-    return ready.unit > torch.finfo(torch.float64).eps
+    return nan_where_empty(ready.once(f"{norm} norm about {centre}", compute), ready)
 
 
 def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
