@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.by_rows import AnyPattern, PatternByRows
+from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.decisions import piecewise
 from rankscope.deviation.state import LOWEST, STEEPEST, WIDEST, LogScales, State, largest_entry, spread
 from rankscope.doubled import precision
@@ -27,6 +27,9 @@ CUT = STEEPEST - 2 * WIDEST  # the log of scores from which on they may have bee
 FAINT = math.log(1e-12)  # the log of what a row attends to beside one token below which it may be due to a cut
 COLLAPSED = math.log(1e-100)  # the log of the share of tokens below which what they differ by may be due to a cut
 SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
+
+
+AnyPattern = DeviationPattern | PatternByRows
 
 
 def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
@@ -88,7 +91,7 @@ def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
 
 def alike_rows(P: AnyPattern) -> Bool[Tensor, "batch head"]:
     """True for heads whose rows are the same but for what a cut of scores may have made."""
-    return (P.by_head.log_size() if isinstance(P, DeviationPattern) else P.log) < FAINT
+    return P.log < FAINT
 
 
 def cut_away(P: AnyPattern, state: State) -> Bool[Tensor, " batch"]:

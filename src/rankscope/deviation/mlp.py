@@ -140,18 +140,18 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    change = Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)
+    values = Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)
     if name not in FADING or not D.shape[1]:
-        return change
+        return values
     # Samples whose every unit, of the common token and of every token, lies in the activation's tail.
     low, tail = Z.lt(TAIL[name]).all(-1) | (Z == 0).all(-1), TAIL[name]
     gone = piecewise("mlp.low", low, lambda: (Z[:, None] + D).flatten(1).amax(1) < tail, torch.zeros_like(low))
 
-    def away() -> tuple[Scaled, ...]:
-        fine = faded(name, Z, D, Scaled(d.value, d.log - outside))
-        return tuple(Scaled(part.value, part.log + drawn) for part in fine)
+    def away() -> tuple[Scaled, Scaled]:
+        x, R = faded(name, Z, D, Scaled(d.value, d.log - outside))
+        return Scaled(x.value, x.log + drawn), Scaled(R.value, R.log + drawn)
 
-    return piecewise("mlp.faded", gone, away, change)
+    return piecewise("mlp.faded", gone, away, values)
 
 
 def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: Tensor) -> Scaled:

@@ -30,12 +30,6 @@ LARGE = 0.05  # the largest deviation, in lengths of the common token, for which
 SHORTEST = 1e-240  # the square of a token's length below which float64 loses it
 
 
-def has_rule(kind: str | Norm) -> bool:
-    """True if a norm can be taken of a state: the norm 'none', and every norm whose length has a rule."""
-    norm = norm_of(kind)
-    return norm is None or norm.deviation_rule is not None
-
-
 def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
     """The state with every token normalised, and tidy (`State.tidy`)."""
     return normed(state, kind, weights, eps).tidy()

@@ -30,7 +30,7 @@ from rankscope.deviation.attention import (
     DeviationPattern,
     HeadOutputs,
     Logits,
-    Mixable,
+    Pattern,
     Values,
     Visible,
     common_heads,
@@ -315,7 +315,7 @@ class Deviation(PartOperations):
             return normed_part
         return State(_concatenated(normed_part.x, rest.x), _concatenated(normed_part.R, rest.R), valid)
 
-    def mix(self, block: Block, P: Mixable, values: Values) -> HeadOutputs:
+    def mix(self, block: Block, P: Pattern, values: Values) -> HeadOutputs:
         """The outputs of the heads, pattern times values (`attention.py`)."""
         return attention.mixed(self.arch, self.active_heads(block), block.weights.attention.output.weight, P, values)
 

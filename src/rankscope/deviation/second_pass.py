@@ -45,7 +45,6 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import comparison
-from rankscope.deviation.by_rows import AnyPattern
 from rankscope.deviation.comparison import STEEP, relative_change
 from rankscope.deviation.decisions import at_layer, can_skip, must_compute
 from rankscope.deviation.perturbation import UNITS, Perturbation, PerturbedDeviation, PerturbedRows, repeated
@@ -406,7 +405,7 @@ def undecided_attention(
     """
     hidden = torch.zeros_like(step.state.valid.mask[:, 0])
     for name in ("attention", "cross"):
-        P: AnyPattern | None = getattr(step, name)
+        P: comparison.AnyPattern | None = getattr(step, name)
         if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P)):
             continue
         other, Q = second().state, getattr(second(), name)

@@ -1,5 +1,6 @@
 """Measuring networks layer by layer, and what comes of it."""
 
+from rankscope.metrics import Readings
 from rankscope.profiles.cloud import CLOUD, SPECTRUM, ShapeReader, SpectrumReader, cloud_rows, cloud_table
 from rankscope.profiles.corpus import BatchMeasurement, BatchRunner, corpus_steps, measure_corpus
 from rankscope.profiles.figures import (
@@ -26,7 +27,6 @@ from rankscope.profiles.readers import (
     MetricReader,
     Reader,
     ReadingRow,
-    Readings,
     ResidualShape,
     nan_where_broken,
     read_tensor,

@@ -330,7 +330,7 @@ class LayerStep:
             return None if defect is None else (defect * self.valid[:, None]).nan_to_num(0.0).max()
         if isinstance(P, DeviationPattern | PatternByRows):
             sums = P.p.sum(-1, keepdim=True)  # [batch, head, 1]
-            excess = getattr(P, "row_excess", None)
+            excess = P.row_excess
             sums = sums if excess is None else sums + excess.explicit()
             tokens = self.valid[:, None] if excess is not None else self.valid.any(-1)[:, None, None]
             return ((sums - 1).abs() * tokens).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
