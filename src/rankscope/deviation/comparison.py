@@ -70,16 +70,14 @@ def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
     if P.logits is None or second.logits is None:
         return _none(P)
 
+    def relative(rows: slice) -> Tensor:  # |a - b| / max(|a|, |b|, 1); 0 where both are infinite
+        a, b = P.deciding(rows), second.deciding(rows)
+        return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
+
     def differs() -> Tensor:
-        largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
-        return largest.amax(1) > UNDECIDED
+        return P.farthest(relative).amax(1) > UNDECIDED
 
     return piecewise("comparison.undecided", steep_scores(P), differs, _none(P))
-
-
-def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
-    """`|a - b| / max(|a|, |b|, 1)` entry by entry; 0 where both are infinite."""
-    return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
 
 
 def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:

@@ -121,11 +121,13 @@ def propagate(
     yield from layers(inputs)
 
 
-def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
-    """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
+def layers(inputs: "PassInputs", replayed: bool = True) -> Iterator[DeviationStep]:
+    """Yields the steps of a pass from its inputs, for a network whose parts all have rules; on a GPU `replayed`, if it
+    can be."""
     net = inputs.net
+    at_layer(0)
     yield restored(DeviationStep(0, inputs.state, None), inputs.order)
-    replays = not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
+    replays = replayed and not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
     if replays and can_replay(net, inputs.tokens.shape[:2], net.arch.layers):
         steps = iter(replay_cache.run("layers", partial(_all_blocks, net), inputs.tensors, net))
     else:

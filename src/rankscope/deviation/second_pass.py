@@ -8,7 +8,7 @@
    rounds.
 2. From the first layer on at which float64 does not see that, both passes are deviation arithmetic (`rules.py`), the
    second with its last digits perturbed (`perturbation.py`). They start from the tokens of float64 after the last layer
-   at which float64 and float32 were next to each other (`FloatLayer.slight`); the tokens of the second are moved by
+   at which float64 and float32 were next to each other (`SLIGHT`); the tokens of the second are moved by
    `EXAGGERATED` times float64's rounding. Layers between that one and the first of this stretch are run once more.
 
 In the first stretch a single reading whose digits float64's rounding took is read off deviation arithmetic instead, of
@@ -146,24 +146,17 @@ class _WatchedStreamed(_NotesScores, StreamedPlain):
 class FloatLayer:
     """One layer of the passes in float64 and float32; valid tokens come first."""
 
-    step: Step  # in float64; without attention where that goes by rows
+    step: Step  # in float64; of attention by rows with its `PatternNumbers` in the place of attention
     narrow: Step  # in float32
-    numbers: PatternNumbers | None  # numbers of attention by rows, in float64
-    narrow_numbers: PatternNumbers | None  # the same in float32
     distance: Float[Tensor, " batch"]  # between the passes, as a share of what tokens differ by
     sees: Bool[Tensor, " batch"]  # True for samples that float64 is trusted with
     valid: Bool[Tensor, "batch token"]
 
     @property
-    def slight(self) -> Bool[Tensor, ""]:
-        """True if deviation arithmetic may start from these tokens."""
-        return (self.distance <= SLIGHT).all()
-
-    @property
     def tokens_alone(self) -> "FloatLayer":
         """The layer without its attention, head outputs and routing: what is kept to start from later."""
-        return replace(self, step=Step(self.step.layer, self.step.state, None), numbers=None, narrow_numbers=None,
-            narrow=Step(self.step.layer, self.narrow.state, None))  # fmt: skip
+        step, narrow = (Step(each.layer, each.state, None) for each in (self.step, self.narrow))
+        return replace(self, step=step, narrow=narrow)
 
     def states(self, times: int) -> tuple[State, State]:
         """The tokens after the layer as two states: those of float64, and these moved by `times` float64's rounding,
@@ -176,14 +169,8 @@ class FloatLayer:
         """The layer with tokens in their original order."""
         if order is None:
             return self
-        return replace(
-            self,
-            step=self.step.restored(order),
-            narrow=self.narrow.restored(order),
-            numbers=self.numbers and self.numbers.restored(order),
-            narrow_numbers=self.narrow_numbers and self.narrow_numbers.restored(order),
-            valid=self.valid.gather(1, order.back),
-        )
+        step, narrow = _restored(self.step, order), _restored(self.narrow, order)
+        return replace(self, step=step, narrow=narrow, valid=self.valid.gather(1, order.back))
 
 
 class FloatPasses:
@@ -221,12 +208,11 @@ class FloatPasses:
         return self._layer(step, narrow, ~lost, farthest)
 
     def _layer(self, step: Step, narrow: Step, known: Bool[Tensor, " batch"], farthest: Tensor | float) -> FloatLayer:
-        (step, numbers), (narrow, narrow_numbers) = _numbers_apart(step), _numbers_apart(narrow)
         X, mask = step.state, self.valid.mask
         empty = ~mask.any(-1)
         distance = relative_change(X, narrow.state, mask, self.valid.all).masked_fill(empty, 0.0)
         sees = (distance <= farthest) & in_range(X, mask) & known | empty
-        return FloatLayer(step, narrow, numbers, narrow_numbers, distance, sees, mask)
+        return FloatLayer(step, narrow, distance, sees, mask)
 
 
 def in_range(X: Float[Tensor, "batch token width"], valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
@@ -240,10 +226,12 @@ def _narrowed(t: Tensor) -> Tensor:
     return t.to(torch.float32) if t.is_floating_point() else t
 
 
-def _numbers_apart(step: Step) -> tuple[Step, PatternNumbers | None]:
-    """A step without numbers of attention by rows in the place of attention, and these."""
+def _restored(step: Step, order: TokenOrder) -> Step:
+    """A step with tokens in their original order."""
     numbers: Any = step.attention
-    return (step._replace(attention=None), numbers) if isinstance(numbers, PatternNumbers) else (step, None)
+    if not isinstance(numbers, PatternNumbers):
+        return step.restored(order)
+    return step._replace(attention=None).restored(order)._replace(attention=numbers.restored(order))
 
 
 EXAGGERATED = 4
@@ -319,7 +307,7 @@ def with_second_pass(
             before, layer = float_passes.last, float_passes.run_layer(block)
             if can_skip("second_pass.float64", layer.sees):
                 float_passes.last = layer
-                if can_skip("second_pass.slight", layer.slight):
+                if can_skip("second_pass.slight", layer.distance <= SLIGHT):  # deviation arithmetic may start from here
                     start = layer.tokens_alone
                 layer = layer.restored(order)
                 yield layer.step, FloatSecondPass(layer, block, before, by_deviation)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transforme
         return change
     if metric.of == "attention":
         rows_differ = metric.sensitive_to == "row differences"
-        if a.attention is None or b.attention is None:
+        if not isinstance(a.attention, Tensor) or not isinstance(b.attention, Tensor):
             return _change_of_rows(metric, reading, layer, rows_differ)
         valid = layer.valid[:, None].expand(a.attention.shape[:3])
         if rows_differ:
@@ -121,8 +122,8 @@ def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transforme
 
 def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_differ: bool) -> Errors:
     """`_change` for attention by rows: of the number of each row; not known for metrics of what rows differ by."""
-    assert layer.numbers is not None and layer.narrow_numbers is not None
-    numbers, narrow = layer.numbers.of_rows.get(metric.name), layer.narrow_numbers.of_rows.get(metric.name)
+    both: tuple[Any, Any] = layer.step.attention, layer.narrow.attention  # `PatternNumbers`
+    numbers, narrow = (of_pass.of_rows.get(metric.name) for of_pass in both)
     if rows_differ or numbers is None or narrow is None:
         return torch.full_like(reading.value, torch.inf)
     valid = layer.valid[:, None]

@@ -19,20 +19,12 @@ What happens when it is called, file by file:
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, cast, get_args
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation import (
-    FloatSecondPass,
-    PassInputs,
-    applies,
-    confirmations,
-    layers,
-    reads_rows,
-    with_second_pass,
-)
+from rankscope.deviation import PassInputs, applies, confirmations, layers, reads_rows, with_second_pass
 from rankscope.errors import MetricError, TokensError, require, require_one_of
 from rankscope.metrics import MetricsLike, Of, chosen_metrics, defect_of_rows, valid_tokens
 from rankscope.nets import (
@@ -232,7 +224,7 @@ def _layer_steps(
     padding = ~valid
     if request is not None and arithmetic != "deviation":
         for step, rows in streamed(net, X, padding, request):
-            yield LayerStep(net, start, valid, step, rows=rows)
+            yield LayerStep(net, start, valid, step._replace(attention=cast(Any, rows)))
     elif arithmetic != "deviation":
         yield from (LayerStep(net, start, valid, step) for step in net.steps(X, padding))
     elif options["confirm"] and X.shape[1]:
@@ -249,9 +241,8 @@ def _layer_steps(
             yield from steps
         elif options["check"] and X.shape[1]:
             for first, second in with_second_pass(inputs, request):
-                numbers = second.layer.numbers if isinstance(second, FloatSecondPass) else None
-                yield LayerStep(net, start, valid, first, second, numbers)
-                del first, second, numbers  # their memory is free while the next layer runs
+                yield LayerStep(net, start, valid, first, second)
+                del first, second  # their memory is free while the next layer runs
         else:
             yield from (LayerStep(net, start, valid, step) for step in layers(inputs))
 

@@ -226,7 +226,6 @@ class LayerStep:
     valid: Bool[Tensor, "batch token"]  # True at tokens, False at padding
     step: Step | DeviationStep
     second: SecondPassLayer | None = None  # the same layer of a second pass with different rounding
-    rows: PatternNumbers | None = None  # numbers of attention, where P itself is too large to be held
     confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
     known: "CapturedNumbers | None" = None  # readings that came with the layer from a captured graph
 
@@ -253,6 +252,12 @@ class LayerStep:
         P = P.matrix() if isinstance(P, DeviationPattern) else P
         return P if isinstance(P, Tensor) else None
 
+    @property
+    def rows(self) -> PatternNumbers | None:
+        """Numbers of attention, where P itself is too large to be held."""
+        P: Any = self.step.attention
+        return P if isinstance(P, PatternNumbers) else None
+
     def readings(self, metrics: Sequence[Metric]) -> Readings:
         """Readings of those metrics that this layer has, in the order asked. In deviation arithmetic they are compared
         with doubled precision (`confirmation`) or with a second pass (`second`), where the step has one."""
@@ -276,7 +281,7 @@ class LayerStep:
         layer, by_floats = self.second.layer, self.second
         dropped = [name for name in ("attention", "heads", "routing") if getattr(self.step, name) is None]
         nothing: dict[str, Any] = dict.fromkeys(dropped)  # of what was dropped here the narrow step has none either
-        narrow = replace(self, step=layer.narrow._replace(**nothing), rows=layer.narrow_numbers, second=None)
+        narrow = replace(self, step=layer.narrow._replace(**nothing), second=None)
 
         def by_deviation(metric: Metric) -> tuple[DeviationStep, DeviationSecondPass]:
             return by_floats.tokens_by_deviation if metric.of == "tokens" else by_floats.block_by_deviation
