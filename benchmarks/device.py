@@ -68,7 +68,7 @@ def passes() -> None:
 def _passes(batch: int, name: str) -> None:
     net, X = _bert(batch)
     variant = net.variant(name)
-    measured = partial(measure, variant, X, batch=batch)
+    measured = partial(measure, variant, X, batch_size=batch)
     cases: dict[str, Callable[[], object]] = {
         "plain": lambda: _walk(variant.steps(X)),
         "deviation": lambda: _walk(propagate(variant, X)),
@@ -278,11 +278,11 @@ def size_rows(arch: Architecture, samples: int, tokens: int, device: str) -> Ite
             yield _size_row(f"{name}, plain pass in {kind}", seconds, memory, plain)
         measured = partial(measure, variant, X)
         arithmetics: dict[str, dict[str, Any]] = {
-            "measure in bfloat16": {"arithmetic": "bfloat16", "batch": samples},
-            "measure in float32": {"arithmetic": "float32", "batch": samples},
-            f"measure, check=False, {samples} at a time": {"check": False, "batch": samples},
-            f"measure, {samples} at a time": {"batch": samples},
-            f"measure, {samples // 2} at a time": {"batch": samples // 2},
+            "measure in bfloat16": {"arithmetic": "bfloat16", "batch_size": samples},
+            "measure in float32": {"arithmetic": "float32", "batch_size": samples},
+            f"measure, check=False, {samples} at a time": {"check": False, "batch_size": samples},
+            f"measure, {samples} at a time": {"batch_size": samples},
+            f"measure, {samples // 2} at a time": {"batch_size": samples // 2},
         }
         for case, options in arithmetics.items():
             try:

@@ -29,7 +29,7 @@ from rankscope import figures as fig
 from rankscope.deviation.replay import replay_cache
 from rankscope.files import atomic
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import PassOptions, expected_seconds, measure
+from rankscope.profiles import expected_seconds, measure
 from rankscope.profiles.pass_cost import entries, multiply_adds, rate
 
 ROUNDS = 3
@@ -106,8 +106,8 @@ def cases(point: Point, device: str) -> dict[str, tuple[Callable[[], object], fl
         if name.startswith("plain"):
             run: Callable[[], object] = partial(_plain, shown, X)
         else:
-            run = partial(measure, shown, X, arithmetic=arithmetic, batch=BATCH)
-        made[name] = run, expected_seconds(shown, X, PassOptions(arithmetic, BATCH, check=True))
+            run = partial(measure, shown, X, arithmetic=arithmetic, batch_size=BATCH)
+        made[name] = run, expected_seconds(shown, X, arithmetic, batch_size=BATCH)
     return made
 
 

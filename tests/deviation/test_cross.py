@@ -66,7 +66,7 @@ def test_padding_of_tokens_and_memory(confirm: bool, batch: int) -> None:
     aside[0, 3:] = aside[2, :4] = aside[4, 1::2] = True
     X, M = normal(5, 6, 8, seed=4), normal(5, 7, 8, seed=9)
     net = awake(Architecture(**SMALL, norm_place="pre", mask="causal"), 3).variant(layers=2)
-    together = measure(net.with_memory(M, aside), X, hidden, "mu", batch=batch, confirm=confirm).curve("mu")
+    together = measure(net.with_memory(M, aside), X, hidden, "mu", batch_size=batch, confirm=confirm).curve("mu")
     for sample in range(5):
         alone = net.with_memory(M[sample : sample + 1, ~aside[sample]])
         mine = measure(alone, X[sample : sample + 1, ~hidden[sample]], None, "mu", "float64").curve("mu")

@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rankscope.deviation.decisions import (
     Recording,
     answering,
     keep,
+    piecewise,
     saves_a_pass,
     terms_needed,
 )
@@ -26,7 +28,7 @@ from rankscope.profiles import DEFAULT_METRICS
 from rankscope.profiles.captured import CapturedPasses, _passes
 from tests.builders import normal
 
-QUESTIONS = {"can_skip", "must_compute", "saves_a_pass", "terms_needed"}
+QUESTIONS = {"can_skip", "must_compute", "saves_a_pass", "terms_needed", "piecewise"}
 
 
 def names_asked(path: Path) -> list[str]:
@@ -188,3 +190,29 @@ def test_what_a_graph_reads_is_kept_while_answers_are_presumed() -> None:
     with answering(Presuming({})) as presuming:
         keep(t)
     assert len(presuming.kept) == 1 and presuming.kept[0] is t
+
+
+@pytest.mark.parametrize("asked", [None, {}, {"p, nowhere": 1}, {"p, everywhere": 1}])
+def test_a_formula_of_two_pieces_takes_each_where_it_holds(asked: dict[str, int] | None) -> None:
+    """And computes no piece that no sample needs, unless answers are presumed."""
+    x, called = torch.tensor([[1.0, 2.0], [-3.0, 4.0], [5.0, 6.0]]), []
+
+    def piece(name: str, factor: float) -> tuple[Tensor, Tensor]:
+        called.append(name)
+        return x * factor, x[:, 0] * factor
+
+    for pick, needed in (([1, 1, 1], ["there"]), ([0, 0, 0], ["elsewhere"]), ([1, 0, 1], ["elsewhere", "there"])):
+        picked = torch.tensor(pick, dtype=torch.bool)
+        answers = {(0, name, 0): answer for name, answer in (asked or {}).items()}
+        with nullcontext() if asked is None else answering(Presuming(answers)) as asking:
+            whole, first = piecewise("p", picked, lambda: piece("there", 10.0), lambda: piece("elsewhere", 1.0))
+        if asked is None:
+            assert called == needed
+        violated = asking is not None and bool(asking.violations(x).any())
+        assert violated == (bool(asked) and "p, nowhere" in (asked or {}) and any(pick)) | (
+            "p, everywhere" in (asked or {}) and not all(pick)
+        )
+        if not violated:
+            factor = torch.where(picked, 10.0, 1.0)
+            assert torch.equal(whole, x * factor[:, None]) and torch.equal(first, x[:, 0] * factor)
+        called.clear()

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, FloatSecondPass, PassInputs
-from rankscope.deviation.float_passes import ROUNDING, FloatLayer, FloatPasses, trusts_floats
-from rankscope.deviation.second_pass import with_second_pass
+from rankscope.deviation.second_pass import ROUNDING, FloatLayer, FloatPasses, trusts_floats, with_second_pass
 from rankscope.nets import Architecture, Step, Transformer
 from rankscope.profiles import measure
 from tests.builders import normal

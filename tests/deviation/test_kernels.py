@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation import perturbation, scaled, softmax
+from rankscope.deviation import perturbation, softmax, state
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import ValidTokens
@@ -135,11 +135,11 @@ def test_the_kernel_of_sizes_gives_the_formulas(
     value[..., -1] = -size
     module: Any = import_module("rankscope.deviation.kernels_triton")
     for part, of in ((value, log), (value, log[:, :1].expand(-1, heads)), (value.flatten(0, 1), log.flatten())):
-        numbers = scaled.Scaled(part, of)
+        numbers = state.Scaled(part, of)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "ENTRIES", 2 ** int(math.log2(at_once)))
             patch.setattr(module, "LONG", long)
-            pairs_found = zip(scaled._by_kernel(numbers), scaled._rescaling(numbers), strict=True)
+            pairs_found = zip(state._by_kernel(numbers), state._rescaling(numbers), strict=True)
         for found, expected in pairs_found:
             torch.testing.assert_close(found(), expected(), rtol=1e-15, atol=1e-15, equal_nan=True)
 
@@ -151,7 +151,7 @@ def test_the_kernel_moves_logs_as_the_formula_does(
 ) -> None:
     shape = (4 * (1 + copies),) if heads is None else (4 * (1 + copies), heads)
     log = 1e5 * torch.randn(shape, dtype=torch.float64)
-    log[1], log[-1] = scaled.LOWEST, math.nan
+    log[1], log[-1] = state.LOWEST, math.nan
     expected = perturbation.Perturbation(copies=copies)._moved_log(log)
     monkeypatch.setattr(perturbation, "has_kernel", lambda log: True)
     found = perturbation.Perturbation(copies=copies)._moved_log(log)
@@ -188,7 +188,7 @@ def _run(X: Any, Y: Any, Z: Any) -> None:
     tl.store(Z + at, power)  # noqa: F821
 
 
-LOGS = st.floats(-1.2e300, 1.2e300) | st.floats(-600.0, 600.0) | st.sampled_from([0.0, scaled.LOWEST, math.nan])
+LOGS = st.floats(-1.2e300, 1.2e300) | st.floats(-600.0, 600.0) | st.sampled_from([0.0, state.LOWEST, math.nan])
 
 
 @given(st.lists(st.tuples(LOGS, LOGS), min_size=1, max_size=6), st.sampled_from([1, 5, 50]), st.integers(0, 99))
@@ -199,10 +199,10 @@ def test_the_kernel_of_sums_gives_the_formula(pairs: list[tuple[float, float]], 
     a, b = torch.randn(2, len(pairs), 3, entries, generator=generator, dtype=torch.float64)
     for split_heads in (False, True):
         of_a, of_b = (log[:, None].expand(-1, 3) if split_heads else log for log in logs.unbind(1))
-        expected = scaled.Scaled(a, of_a) + scaled.Scaled(b, of_b)
+        expected = state.Scaled(a, of_a) + state.Scaled(b, of_b)
         module: Any = import_module("rankscope.deviation.kernels_triton")
-        first, second = scaled.Scaled(a, of_a), scaled.Scaled(b, of_b)
-        if not bool(((of_a - of_b).abs() <= scaled.DISTANT).all()):
+        first, second = state.Scaled(a, of_a), state.Scaled(b, of_b)
+        if not bool(((of_a - of_b).abs() <= state.DISTANT).all()):
             first, second = first.normalised(), second.normalised()
         value, log = module.added(first.value, second.value, first.log, second.log)
         torch.testing.assert_close(log, expected.log, rtol=0.0, atol=0.0, equal_nan=True)

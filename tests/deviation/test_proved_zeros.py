@@ -163,9 +163,9 @@ def test_experts_leave_a_token_of_zeros_where_they_have_no_bias(biases: bool) ->
 
 def test_a_token_of_zeros_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention by blocks of rows marks the same readings as the whole matrix."""
-    from rankscope.profiles import propagation
+    from rankscope.profiles import measuring
 
     net, X = sharp_beside_zero(9000.0, norm_place="post")
     whole = measure(net, X, metrics=METRICS).table["below_floor"].to_list()
-    monkeypatch.setattr(propagation, "_large", lambda *_: True)
+    monkeypatch.setattr(measuring, "_large", lambda *_: True)
     assert measure(net, X, metrics=METRICS).table["below_floor"].to_list() == whole and any(whole)

@@ -25,7 +25,7 @@ def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, t
     texts = [" ".join(words[7 * n % 4000 :][: 1 + n % 9]) + (f" {n}" if n % 11 else "") for n in range(excerpts)]
     net = fresh("bert-tiny")
     nets = {"transformer": net, "san": net.variant(skip=0.0)}
-    options: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "tokens": 8, "batch": 32}
+    options: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "max_length": 8, "batch_size": 32}
     in_process = measure_corpus(nets, texts, **options)
     with Cluster() as cluster, Store(tmp_path) as store:
         steps = list(corpus_steps(nets, iter(texts), store, **options, runner=partial(measure_on_cluster, cluster)))

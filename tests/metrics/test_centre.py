@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.metrics import residual
-from rankscope.metrics.centre import minimiser
+from rankscope.metrics.residuals import minimiser
 from tests.metrics.test_residuals import slow_composite
 from tests.strategies import matrices
 

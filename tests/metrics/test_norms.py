@@ -21,7 +21,7 @@ from rankscope.metrics import (
     tokens_of,
 )  # fmt: skip
 from rankscope.metrics import norms as module
-from rankscope.metrics.batch import tokens
+from rankscope.metrics.base import tokens
 from rankscope.metrics.norms import max_norm, token_norms
 from tests.interpreted import needs_interpreter
 from tests.strategies import matrices

@@ -16,7 +16,7 @@ PADDING[1, 6:] = True
 
 def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[ResidualShape]:
     reader = ShapeReader(len(X))
-    one_pass(net, X, padding, [reader], batch=1)
+    one_pass(net, X, padding, [reader], batch_size=1)
     return reader.result()
 
 
@@ -33,7 +33,7 @@ def cloud(
     found = {}
     for variant, net in nets.items():
         reader = ShapeReader(samples)
-        one_pass(net, X, padding, [reader], batch=len(X))
+        one_pass(net, X, padding, [reader], batch_size=len(X))
         found[variant] = reader.result()
     return cloud_table(found, ~padding, words, most)
 
@@ -41,7 +41,7 @@ def cloud(
 def spectra(nets: Mapping[str, Transformer], X: torch.Tensor, padding: torch.Tensor | None = None) -> pl.DataFrame:
     readers = {variant: SpectrumReader(variant) for variant in nets}
     for variant, net in nets.items():
-        one_pass(net, X[:4], None if padding is None else padding[:4], [readers[variant]], batch=4)
+        one_pass(net, X[:4], None if padding is None else padding[:4], [readers[variant]], batch_size=4)
     return pl.concat([reader.result() for reader in readers.values()])
 
 

@@ -41,7 +41,7 @@ def test_of_a_deep_network_some_layers_are_looked_at() -> None:
 def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
     """One pass gives what three give, whatever the batches."""
     shape, values = ShapeReader(samples=2), SpectrumReader("transformer", samples=2)
-    profile = measure(NET, X, PADDING, batch=1, readers=[shape, values])
+    profile = measure(NET, X, PADDING, batch_size=1, readers=[shape, values])
     torch.testing.assert_close(profile.curve("mu"), measure(NET, X, PADDING).curve("mu"))
     clouds = (
         cloud_table({"transformer": shape.result()}, ~PADDING),

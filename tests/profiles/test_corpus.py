@@ -24,7 +24,7 @@ NET = untrained(Architecture(layers=3, width=16, heads=2), "small", seed=1, init
 NETS = {name: NET.variant(name) for name in ("san", "transformer")}
 TEXTS = bundled_excerpts(10)[:26]
 FLOATS = ["float64", "float32"]
-ASKED: dict[str, Any] = {"metrics": ["mu", "entropy"], "arithmetic": FLOATS, "tokens": 12, "batch": 4}
+ASKED: dict[str, Any] = {"metrics": ["mu", "entropy"], "arithmetic": FLOATS, "max_length": 12, "batch_size": 4}
 
 
 class StoppedError(Exception):
@@ -43,7 +43,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_statistics_are_those_of_measuring_every_excerpt() -> None:
-    summary = measure_corpus(NETS, iter(TEXTS), metrics="mu", tokens=12, batch=7)
+    summary = measure_corpus(NETS, iter(TEXTS), metrics="mu", max_length=12, batch_size=7)
     X, padding = NET.encode(TEXTS, 12)
     profile = Profile.join([measure(net, X, padding, "mu", variant=name) for name, net in NETS.items()])
     for name in NETS:
@@ -141,11 +141,12 @@ def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
     measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     before = (tmp_path / "manifest.json").read_bytes()
     rows = str(tmp_path / "rows")
-    changes: dict[str, Any] = {"tokens": 9, "batch": 5, "metrics": ["mu"]}
+    changes: dict[str, Any] = {"max_length": 9, "batch_size": 5, "metrics": ["mu"]}
     for name, value in changes.items():
         with raises(FileError, subject=rows) as caught:
             measure_corpus(NETS, TEXTS, folder=tmp_path, **{**ASKED, name: value})
-        assert f"{name} (" in str(caught.value)
+        saved = {"max_length": "tokens", "batch_size": "batch"}.get(name, name)  # as in runs of earlier versions
+        assert f"{saved} (" in str(caught.value)
     others = {"san": NETS["san"], "transformer": NETS["transformer"].variant(skip=0.5)}
     with raises(FileError, subject=rows):
         measure_corpus(others, TEXTS, folder=tmp_path, **ASKED)
@@ -171,12 +172,12 @@ def test_damaged_rows_are_a_sentence_and_can_be_deleted(tmp_path: Path, once: Su
 @pytest.mark.slow
 def test_progress_is_told_and_mistakes_are_sentences() -> None:
     told: list[int] = []
-    measure_corpus(NETS, TEXTS, metrics="mu", tokens=4, batch=10, progress=told.append)
+    measure_corpus(NETS, TEXTS, metrics="mu", max_length=4, batch_size=10, progress=told.append)
     assert told == [10, 20, 26]
     with raises(TokensError, subject="texts"):
         measure_corpus(NETS, [])
-    with raises(TokensError, subject="batch"):
-        measure_corpus(NETS, TEXTS, batch=0)
+    with raises(TokensError, subject="batch_size"):
+        measure_corpus(NETS, TEXTS, batch_size=0)
     with raises(MetricError, subject="nets"):
         measure_corpus({}, TEXTS)
     with raises(MetricError, subject="metric"):
@@ -188,7 +189,7 @@ def test_progress_is_told_and_mistakes_are_sentences() -> None:
 def test_a_metric_of_ones_own_is_gathered() -> None:
     known = metric("mu")
     mine = Metric("mine", lambda x, padding: known.compute(x) ** 2, degree=2, scale=known.compute)
-    summary = measure_corpus(NETS, TEXTS[:3], metrics=["mu", mine], tokens=4)
+    summary = measure_corpus(NETS, TEXTS[:3], metrics=["mu", mine], max_length=4)
     found, expected = (summary.curve(name, "q50", variant="san") for name in ("mine", "mu"))
     assert torch.allclose(found, expected**2, rtol=1e-9)
 

@@ -53,14 +53,14 @@ def test_the_table_is_tidy() -> None:
 
 
 def test_batches_do_not_change_the_numbers() -> None:
-    whole, parts = (measure(NET, X, PADDING, batch=size) for size in (16, 2))
+    whole, parts = (measure(NET, X, PADDING, batch_size=size) for size in (16, 2))
     for name in DEFAULT_METRICS:
         assert torch.allclose(whole.curve(name), parts.curve(name), rtol=1e-12, equal_nan=True)
 
 
 def test_progress_counts_up_to_its_total() -> None:
     seen: list[tuple[int, int]] = []
-    measure(NET, X, batch=2, progress=lambda done, total: seen.append((done, total)))
+    measure(NET, X, batch_size=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen) and seen[-1] == (9, 9)
 
 
@@ -107,7 +107,8 @@ def test_an_overflow_is_told_and_costs_nothing_else() -> None:
         ({"arithmetic": "float8"}, MetricError, "arithmetic"),
         ({"X": torch.ones(1, 2, 8, dtype=torch.int64)}, TokensError, "X"),
         ({"X": torch.ones(1, 2, 9)}, TokensError, "X"),
-        ({"batch": 0}, TokensError, "batch"),
+        ({"batch_size": 0}, TokensError, "batch_size"),
+        ({"batch": 2}, MetricError, "batch"),
         ({"padding": torch.zeros(5, 7, dtype=torch.bool)}, TokensError, "padding"),
     ],
 )

@@ -26,9 +26,9 @@ def test_a_pass_that_cannot_fit_names_what_would() -> None:
     free = free_memory(CPU) or pytest.skip("this machine does not say how much memory is free")
     matrix = MATRICES["deviation"] * 2 * 8
     alone, tokens = int((0.4 * free / matrix) ** 0.5), int((3 * free / matrix) ** 0.5)
-    with raises(TooLargeError, subject="batch") as caught:
+    with raises(TooLargeError, subject="batch_size") as caught:
         check_memory(ARCH, 8, alone, 8, "deviation", CPU, streams=True)
-    assert "batch=1 " in str(caught.value) or "batch=2 " in str(caught.value)
+    assert "batch_size=1 " in str(caught.value) or "batch_size=2 " in str(caught.value)
     with raises(TooLargeError, subject="tokens") as caught:
         check_memory(ARCH, 1, tokens, 1, "confirm", CPU, streams=True)
     assert "confirm=False" in str(caught.value)
@@ -119,7 +119,7 @@ def test_it_grows_with_what_is_asked() -> None:
     one, four = (seconds(arch, samples, 16, "float", torch.float64, CPU) for samples in (1, 4))
     assert 0 < one < four < 4 * one
     start = COSTS["cpu"]["float"].start * arch.layers
-    assert seconds(arch, 4, 16, "float", torch.float64, CPU, batch=1) == pytest.approx(four + 3 * start)
+    assert seconds(arch, 4, 16, "float", torch.float64, CPU, batch_size=1) == pytest.approx(four + 3 * start)
     assert seconds(arch, 1, 16, "confirm", torch.float64, CPU) > one
     assert rate(torch.float64, CPU) == rate(torch.float64, CPU)
 

@@ -12,9 +12,9 @@ from rankscope.deviation import DeviationStep
 from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric, Of, chosen_metrics
 from rankscope.nets import free_memory
-from rankscope.profiles import MetricReader, PassOptions, one_pass
+from rankscope.profiles import MetricReader, one_pass
+from rankscope.profiles.measuring import PASS_OPTIONS, layer_pass
 from rankscope.profiles.pass_cost import MATRICES
-from rankscope.profiles.propagation import layer_pass
 from rankscope.profiles.readers import LayerStep
 from tests.builders import normal
 from tests.nets.test_streaming import both, streamed
@@ -107,8 +107,7 @@ def test_a_context_whose_matrix_is_too_large_is_begun_by_rows_alone() -> None:
 
     def begin(metric: str | Metric) -> None:
         """The tokens themselves, before any layer."""
-        options = PassOptions(progress=None)
-        next(layer_pass(net, X, None, [MetricReader(chosen_metrics("measure", [metric]))], options))
+        next(layer_pass(net, X, None, [MetricReader(chosen_metrics("measure", [metric]))], "deviation", PASS_OPTIONS))
 
     begin("entropy")
     trace = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")

@@ -7,7 +7,7 @@ import torch
 
 from rankscope.errors import MetricError
 from rankscope.metrics import Metric, Tokens, centred
-from rankscope.metrics.batch import tokens
+from rankscope.metrics.base import tokens
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, MetricReader, Reader, ShapeReader, SpectrumReader, measure, one_pass
 from rankscope.profiles.readers import CheckReader, LayerStep
@@ -37,8 +37,8 @@ class Seen:
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_readers_see_what_the_network_gives_and_what_they_need(arithmetic: str) -> None:
     every, tokens_alone = Seen("tokens", "attention"), Seen("tokens")
-    one_pass(NET, X, PADDING, [every], arithmetic, batch=3)
-    one_pass(NET, X, PADDING, [tokens_alone], arithmetic, batch=3)
+    one_pass(NET, X, PADDING, [every], arithmetic, batch_size=3)
+    one_pass(NET, X, PADDING, [tokens_alone], arithmetic, batch_size=3)
     assert every.result() == tokens_alone.result() == [0, 1, 2, 3] * 2
     assert all(P is None for *_, P in tokens_alone.found)
     net = NET.to(ARITHMETICS[arithmetic])
@@ -71,7 +71,7 @@ def test_the_first_layer_that_overflows_is_the_first_of_all_batches() -> None:
     arch = Architecture(layers=40, width=8, heads=2, norm="none", mlp="none")
     tensors = {name: 50 * tensor for name, tensor in Transformer.random(arch, init="xavier").state_dict().items()}
     net, rising = Transformer.from_weights(arch, tensors), torch.stack([X[0], 1e10 * X[0]])
-    found = [measure(net, part, arithmetic="float32", batch=1) for part in (rising[:1], rising[1:], rising)]
+    found = [measure(net, part, arithmetic="float32", batch_size=1) for part in (rising[:1], rising[1:], rising)]
     slow, fast, both = (each.manifest.networks[0].checks["first_layer_not_finite"] for each in found)
     assert slow > fast == both
 

@@ -9,7 +9,7 @@ import torch
 
 from rankscope.metrics import METRICS, Metric
 from rankscope.nets import Architecture, Transformer
-from rankscope.profiles import measure, propagation, read_tensor
+from rankscope.profiles import measure, measuring, read_tensor
 from tests.builders import normal, thinned
 
 ATTENTION = [each for each in METRICS.values() if each.of == "attention"]
@@ -125,7 +125,7 @@ def test_an_infinite_token_leaves_no_number_in_its_sample(
     X = normal(2, 3, 8)
     X[0, 2, 1] = math.inf
     if way == "by rows":
-        monkeypatch.setattr(propagation, "_large", lambda *_: True)
+        monkeypatch.setattr(measuring, "_large", lambda *_: True)
     options: dict[str, Any] = {"check": way != "unchecked", "confirm": way == "confirmed"}
     metrics = ["relative_mu", "mean_cosine_gap", "entropy", "dobrushin", "first_token_mass"]
     found = measure(net, X, metrics=metrics, arithmetic=arithmetic, **options).table

@@ -11,7 +11,7 @@ from rankscope.figures import power
 from rankscope.figures.page import page_figure
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import CorpusRows, Profile, curves_chart, measure
-from rankscope.profiles.curves import curve_table, ends_table
+from rankscope.profiles.profile import curve_table, ends_table
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
 

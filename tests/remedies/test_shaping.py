@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rankscope.deviation import Scaled, propagate
-from rankscope.deviation.part_operations import _less_average
+from rankscope.deviation.rules import _less_average
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from tests.builders import normal, thinned

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.figures import power
 from rankscope.profiles import Profile, measure
-from rankscope.profiles.curves import curve_table
+from rankscope.profiles.profile import curve_table
 from rankscope.report import read_run, render, write_report
 from rankscope.report.chapter import BUDGET, LEFT_OUT, Chapter, chapter, fit
 from rankscope.runs import EarlyStop

@@ -171,9 +171,9 @@ def test_batches_share_one_sweep_and_variants_one_fingerprint(llama: Path) -> No
     told: list[tuple[int, int]] = []
     reads = counted(net)
     X, padding = inputs(net, samples=5)
-    found = measure(net, X, padding, batch=2, progress=lambda done, every: told.append((done, every)))
+    found = measure(net, X, padding, batch_size=2, progress=lambda done, every: told.append((done, every)))
     assert reads == {0: 1, 1: 1, 2: 1}  # the fingerprint, too, is of layers as they came by
-    assert found.table.equals(measure(other, X, padding, batch=2).table)
+    assert found.table.equals(measure(other, X, padding, batch_size=2).table)
     layers, batches = 3, 3
     assert [done for done, _ in told if done] == list(range(1, layers * batches + 1))
     assert {every for _, every in told} == {layers * batches}
@@ -190,13 +190,14 @@ def test_variants_share_one_sweep(llama: Path, arithmetic: str) -> None:
     X, padding = inputs(net)
     names = ["san", "san+skip", "transformer"]
     alone = [
-        measure(whole.to(torch.bfloat16).variant(each), X, padding, arithmetic=arithmetic, batch=2) for each in names
+        measure(whole.to(torch.bfloat16).variant(each), X, padding, arithmetic=arithmetic, batch_size=2)
+        for each in names
     ]
     reads = counted(net)
     heard: list[tuple[int, int]] = []
     found = measure_together(
         {name: (net.variant(name), X, padding) for name in names},
-        arithmetic=arithmetic, batch=2, progress=lambda *each: heard.append(each),
+        arithmetic=arithmetic, batch_size=2, progress=lambda *each: heard.append(each),
     )  # fmt: skip
     assert reads == dict.fromkeys(range(net.arch.layers), 1)
     assert heard == sorted(heard) and heard[-1] == (3000, 3000)

@@ -215,7 +215,7 @@ class MeasureTask:
 
     metrics: list[str]
     arithmetics: list[str] = field(default_factory=lambda: ["deviation"])
-    checks: dict[str, bool] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
     """The arguments `check` and `confirm` of `rankscope.measure`, where they are given."""
 
     @classmethod

@@ -110,7 +110,7 @@ def measure_all(
     After Ctrl-C it gives the networks that were finished, and the manifest says so. `tables` reads along, in
     the same pass if there is one in deviation arithmetic.
     """
-    from rankscope.profiles import PassOptions, Profile, expected_seconds, in_words, measure_together
+    from rankscope.profiles import Profile, expected_seconds, in_words, measure_together
     from rankscope.runs import EarlyStop
 
     profiles = [*saved]
@@ -118,8 +118,7 @@ def measure_all(
     passes = [(group, arithmetic) for group in _groups(jobs) for arithmetic in task.arithmetics]
     finished: list[str] = []
     expected = [
-        sum(expected_seconds(*jobs[name][:2], PassOptions(arithmetic, **checks)) for name in group)
-        for group, arithmetic in passes
+        sum(expected_seconds(*jobs[name][:2], arithmetic, **checks) for name in group) for group, arithmetic in passes
     ]
     if sum(expected) > ANNOUNCED_SECONDS and not quiet:
         complain(f"this will take {in_words(sum(expected))} by estimate")
@@ -197,8 +196,8 @@ def measure_text(
             rows,
             metrics=task.metrics,
             arithmetic=task.arithmetics,
-            tokens=corpus.max_length,
-            batch=corpus.batch_size,
+            max_length=corpus.max_length,
+            batch_size=corpus.batch_size,
             runner=None if options.on is None else _cluster_job(options.on, options.stuck_after, results.silent),
         )
         with _bar(texts, corpus.samples, results.silent) as tell, closing(steps):

@@ -1,10 +1,22 @@
-"""Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by."""
+"""Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by.
+
+The axes of the tensors that pass through this room:
+
+- `batch`: samples, and after all samples perturbed copies of them where passes run as one batch;
+- `token`: the tokens of a sample, valid ones first and padding last while a pass runs;
+- `width`: the entries of a token; `head_width` those of one head, `unit` those of the MLP inside;
+- `head`: the heads of a layer, from 0; a log-scale (`Scaled.log`) is `[batch]` or `[batch, head]`;
+- `row`: queries, and `token` or `column` keys, of a pattern `[batch, head, row, token]`; in cross-attention keys are of
+  the memory;
+- `expert`: the experts of a mixture, from 0.
+"""
 
 from rankscope.deviation.activations import VALUES
 from rankscope.deviation.attention import DeviationPattern, Values, common_heads, deviation_heads
 from rankscope.deviation.by_rows import AT_ONCE, PatternByRows
 from rankscope.deviation.comparison import attends_elsewhere, state_distance, steep_scores, tokens_lost, undecided
-from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation.confirmation import Confirmation, confirmations
+from rankscope.deviation.decisions import at_layer, can_skip, must_compute, piecewise
 from rankscope.deviation.dissect import (
     BlockRecord,
     HalfRecord,
@@ -14,7 +26,6 @@ from rankscope.deviation.dissect import (
     starting_state,
     starting_tokens,
 )
-from rankscope.deviation.float_passes import ROUNDING, FloatLayer
 from rankscope.deviation.mlp import REACH
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.perturbation import PerturbedDeviation, PerturbedPlain, is_cached
@@ -23,7 +34,6 @@ from rankscope.deviation.propagate import (
     PassInputs,
     StartingTensors,
     applies,
-    block_by_block,
     finish,
     layers,
     propagate,
@@ -43,26 +53,25 @@ from rankscope.deviation.replay import (
     tensors_of,
 )
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, Scaled, spread
 from rankscope.deviation.scores import StateHeads
 from rankscope.deviation.second_pass import (
     EXAGGERATED,
-    Confirmation,
+    ROUNDING,
     DeviationSecondPass,
+    FloatLayer,
     FloatSecondPass,
     SecondPassLayer,
-    confirmations,
     with_second_pass,
 )
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import LOWEST, Scaled, State, ValidTokens, spread
 
 __all__ = [
     "AT_ONCE", "BlockRecord", "Confirmation", "Deviation", "DeviationPattern", "DeviationSecondPass", "DeviationStep",
     "EXAGGERATED", "FloatLayer", "FloatSecondPass", "HalfRecord", "LOWEST", "NumberTable", "PassInputs",
     "PatternByRows", "PerturbedDeviation", "PerturbedPlain", "REACH", "ROUNDING", "Scaled", "SecondPassLayer",
     "StartingTensors", "State", "StateHeads", "VALUES", "ValidTokens", "Values", "applies", "at_layer",
-    "attends_elsewhere", "block_by_block", "can_replay", "can_skip", "common_heads", "confirmations", "deviation_heads",
-    "dissect", "finish", "is_cached", "joined", "joined_by_form", "layers", "must_compute", "normalise", "parts",
+    "attends_elsewhere", "can_replay", "can_skip", "common_heads", "confirmations", "deviation_heads", "dissect",
+    "finish", "is_cached", "joined", "joined_by_form", "layers", "must_compute", "normalise", "parts", "piecewise",
     "propagate", "read", "reads_rows", "recording_rules", "records", "replay_cache", "restored", "rounded", "samples",
     "spread", "starting_state", "starting_tokens", "state_distance", "steep_scores", "tensors_of", "tokens_lost",
     "undecided", "with_second_pass", "without_rule",

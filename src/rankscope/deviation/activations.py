@@ -1,6 +1,6 @@
 """The activations of an MLP, their Taylor coefficients at a point, and differences far out in their tails.
 
-Called by `mlp.py`; `tanh_change` and what it is made of by `cap.py` too, `over` by `linear.py`.
+Called by `mlp.py`; `tanh_change` and what it is made of by `cap.py` too, `over` by `scores.py`.
 
 Coefficients f_k of `act(z + d) = sum_k f_k d^k` follow from the differential equation of each activation's
 transcendental part. They are taken at the common token alone, once per sample, so that the deviation of every
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.deviation.scaled import HUGE, Entries, Scaled, as_tensor, largest_log, spread
+from rankscope.deviation.state import HUGE, Entries, Scaled, as_tensor, largest_log, spread
 from rankscope.doubled import constant
 from rankscope.nets import ACTIVATIONS
 

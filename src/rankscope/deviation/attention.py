@@ -13,19 +13,17 @@ Called by `rules.py` in this order: `common_heads` and `deviation_heads` project
 `gated` multiplies the result with gates.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from rankscope.deviation.activations import tanh_change, tanh_difference
-from rankscope.deviation.decisions import must_compute, saves_a_pass
+from rankscope.deviation.decisions import piecewise
 from rankscope.deviation.mlp import affine, product, rows
-from rankscope.deviation.scaled import Entries, LogScales, Scaled, as_tensor, chosen, spread
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import Entries, LogScales, Scaled, State, ValidTokens, as_tensor
 from rankscope.nets import Architecture, Linear, TokenOrder, log_sigmoid
 from rankscope.shapes import Bool, Float, Int
 
@@ -59,17 +57,14 @@ class Logits:
         return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, -torch.inf)
 
 
-@dataclass(frozen=True)
-class DeviationPattern:
-    """The attention pattern of a layer in two parts, `P = 1 p^T + Delta`, p one of its rows.
+class Pattern:
+    """The attention pattern of a layer in two parts, `P = 1 p^T + Delta`, p one of its rows: held (`DeviationPattern`),
+    or with rows that are made as they are used (`by_rows.PatternByRows`).
 
     Rows are queries (tokens); columns are keys: tokens, or in cross-attention those of the memory."""
 
     p: Float[Tensor, "batch head token"]  # the row that all rows are compared with
-    off_top: Scaled  # [batch, head, row, token]; Delta without column j*, which is zero here
     top: Int[Tensor, "batch head 1"]  # j*, the column of the largest entry of p
-    visible: Visible  # which tokens each row sees
-    logits: Logits | None = None  # the scores that P is the softmax of; None if P was not made of scores
     signed: bool = False  # True if entries may be negative, as after a part of the user's own changed them
     total: Float[Tensor, "*batch #head"] | None = None
     """What p sums to, and every row too but for its `row_excess`; None means one."""
@@ -77,6 +72,41 @@ class DeviationPattern:
     """By how much the sum of each row exceeds `total`; None means that all rows sum to `total`."""
     scaled_p: Scaled | None = None  # [batch, head, token]
     """p with a log-scale of its own, if it may be smaller than float64 reaches; None means p itself."""
+
+    def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
+        """The product `Delta V`, for a V whose row j* is zero."""
+        raise NotImplementedError
+
+    def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
+        """The product `P V` as ordinary tensors."""
+        return self.of_rows(lambda rows: self.matrix(rows) @ V, V.shape[-1])
+
+    def matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
+        """The pattern P as an ordinary tensor, or some rows of it."""
+        raise NotImplementedError
+
+    def of_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Float[Tensor, "batch head row ..."]:
+        """Numbers of all rows, where `compute` gives `[batch, head, row, *shape]` of some."""
+        raise NotImplementedError
+
+    def visible_blocks(self) -> Iterator[Visible]:
+        """What each row sees, some rows after the others."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DeviationPattern(Pattern):
+    """An attention pattern that is held."""
+
+    p: Float[Tensor, "batch head token"]
+    off_top: Scaled  # [batch, head, row, token]; Delta without column j*, which is zero here
+    top: Int[Tensor, "batch head 1"]
+    visible: Visible  # which tokens each row sees
+    logits: Logits | None = None  # the scores that P is the softmax of; None if P was not made of scores
+    signed: bool = False
+    total: Float[Tensor, "*batch #head"] | None = None
+    row_excess: Scaled | None = None
+    scaled_p: Scaled | None = None
     before_cap: Scaled | None = None  # [batch, head, row, token]
     """The scores before the cap, in caps; None if there is no cap."""
 
@@ -90,13 +120,18 @@ class DeviationPattern:
         """`P - 1 p^T`, each head at a scale of its own."""
         return with_top_column(self.off_top, self.top, self.row_excess)
 
-    def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
-        """The product `Delta V`, for a V whose row j* is zero."""
-        return Scaled(self.off_top.value @ V, self.off_top.log)
+    @property
+    def log(self) -> LogScales:
+        """The log of the largest |entry| of Delta, by head."""
+        return self.by_head.log_size()
 
-    def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
-        """The product `P V` as ordinary tensors."""
-        return self.matrix() @ V
+    def visible_blocks(self) -> Iterator[Visible]:
+        """What each row sees, all in one block."""
+        yield self.visible
+
+    def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
+        """The product `Delta V`."""
+        return Scaled(self.off_top.value @ V, self.off_top.log)
 
     def matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
         """The pattern P as an ordinary tensor, or some rows of it."""
@@ -107,8 +142,8 @@ class DeviationPattern:
         assert self.logits is not None
         return self.logits.log_softmax(self.visible)[:, :, rows]
 
-    def of_rows(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row ..."]:
-        """Numbers of all rows, where `compute` gives `[batch, head, row, ...]` of some."""
+    def of_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Float[Tensor, "batch head row ..."]:
+        """Numbers of all rows at once."""
         return compute(EVERY)
 
     def farthest(self, compute: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
@@ -200,30 +235,7 @@ class HeadOutputs(Values):
         return State(x.heads_as_samples(), R.heads_as_samples(), valid.of_heads(len(self.output))).tidy()
 
 
-@runtime_checkable
-class Mixable(Protocol):
-    """What `mixed` needs of a pattern: a `DeviationPattern`, or a `PatternByRows` that is not held."""
-
-    @property
-    def p(self) -> Tensor:
-        """The reference row of P, `[batch, head, token]`."""
-
-    @property
-    def top(self) -> Tensor:
-        """j*, the column of the largest entry of p."""
-
-    @property
-    def signed(self) -> bool:
-        """True if entries of P may be negative."""
-
-    def delta_times(self, V: Tensor) -> Scaled:
-        """The product `Delta V`, for a V whose row j* is zero."""
-
-    def times(self, V: Tensor) -> Tensor:
-        """The product `P V` as ordinary tensors."""
-
-
-def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Mixable, v: Values) -> HeadOutputs:
+def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Pattern, v: Values) -> HeadOutputs:
     """The outputs of the heads, `P V` with V = 1 x^T + R the values `v`.
 
     With r the row j* of R: P V = 1 (x + r + p^T (R - 1 r^T)) + Delta (R - 1 r^T), if rows of P sum to one.
@@ -236,9 +248,7 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
     dv = v.R
     top_row = dv.value.gather(2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1]))  # [batch, head, 1, width]
     from_top = dv.value - top_row
-    total: Tensor | None = getattr(P, "total", None)
-    shared: Scaled | None = getattr(P, "scaled_p", None)
-    excess: Scaled | None = getattr(P, "row_excess", None)
+    total, shared, excess = P.total, P.scaled_p, P.row_excess
     kept = top_row if total is None else top_row * total[..., None, None]
     if shared is None:
         mean = _in_range(Scaled((kept + P.p[:, :, None] @ from_top)[:, :, 0], dv.log))  # [batch, head, head_width]
@@ -252,9 +262,9 @@ def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: 
         R = R + product(excess.mapped(lambda t: t[..., None]), common)
     # zeros do not set the scale
     x = (v.x if total is None else v.x.mapped(lambda t: t * total[..., None]).normalised()) + mean
-    if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid))):
-        plain = Scaled(P.times(dv.value), dv.log)
-        x, R = chosen(short, v.x, x), chosen(short, plain, R)
+    if not P.signed:
+        short = _short(P, dv, mean, v.valid)
+        x, R = piecewise("attention.short", short, lambda: (v.x, Scaled(P.times(dv.value), dv.log)), (x, R))
     if len(active_heads) < arch.heads:
         active = marked(active_heads, arch.heads, x.value)
         x, R = x.mapped(lambda t: t * active), R.mapped(lambda t: t * active[:, None])
@@ -275,20 +285,21 @@ FAINTEST = 1e-290  # sums of weights below this have lost digits: float64 has fe
 def _in_range(heads: Scaled) -> Scaled:
     """Outputs of heads, zero where all of a head's are so small that weights of attention had lost their digits: of
     zeros `proved_zeros.py` asks whether they are exact."""
-    fine = heads.largest() >= FAINTEST
-    if saves_a_pass("attention.in_range", fine, lambda: fine):
-        return heads
-    return heads.mapped(lambda t: t * spread(fine, t))
+    lost = ~(heads.largest() >= FAINTEST)  # NaN stays NaN
+    return piecewise("attention.in_range", lost, lambda: heads.mapped(lambda t: t * 0.0), heads)
 
 
-def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
+def _short(P: Pattern, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
     """True for heads where values that some token attends to are on average below a hundredth of the mean output."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
-    if not must_compute("attention.lengths", (least < SHORT * most)):
-        return torch.zeros_like(least, dtype=torch.bool)
-    attended = P.times(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
-    return attended.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
+
+    def on_average() -> Tensor:
+        attended = P.times(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
+        return attended.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
+
+    uneven = least < SHORT * most
+    return piecewise("attention.lengths", uneven, on_average, torch.zeros_like(uneven))
 
 
 def common_heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:

@@ -17,15 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import EVERY, DeviationPattern, Logits, Visible, largest_score, with_top_column
+from rankscope.deviation.attention import EVERY, Logits, Pattern, Visible, largest_score, with_top_column
 from rankscope.deviation.cap import CapReference
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled
 from rankscope.deviation.scores import ScoreParts
 from rankscope.deviation.softmax import ReferenceRow
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import LOWEST, STEEPEST, LogScales, Scaled, State, ValidTokens
 from rankscope.metrics import PatternRows
-from rankscope.nets import Block, PassSettings, Transformer, score_bias
+from rankscope.nets import Block, PassSettings, TokenOrder, Transformer, score_bias
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # bytes of a block of rows of all heads, by device
@@ -106,14 +105,13 @@ class _SmallestRow(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PatternByRows:
+class PatternByRows(Pattern):
     """The pattern `P = 1 p^T + Delta` of a layer, of which only p is held; valid tokens come first."""
 
     maker: RowMaker
     shared: ReferenceRow
     reference: Scaled  # [batch, head, token]
     """The reference row of D, at the scale that all rows of D are brought to; zero in `D(rows)`."""
-    signed: bool = False
 
     @classmethod
     def of(cls, maker: RowMaker, perturb: Callable[[Scaled], Scaled] | None = None) -> "PatternByRows":
@@ -144,14 +142,22 @@ class PatternByRows:
         return cls(maker, shared, Scaled(reference.value, log))
 
     @property
-    def p(self) -> Float[Tensor, "batch head token"]:
-        """The reference row of P, `[batch, head, token]`."""
+    def p(self) -> Float[Tensor, "batch head token"]:  # type: ignore[override]
+        """The reference row of P."""
         return self.shared.p
 
     @property
-    def top(self) -> Int[Tensor, "batch head 1"]:
+    def top(self) -> Int[Tensor, "batch head 1"]:  # type: ignore[override]
         """j*, the column of the largest entry of p."""
         return self.shared.top
+
+    def visible_blocks(self) -> Iterator[Visible]:
+        """What each row sees, block by block."""
+        return map(self.maker.visible, self.maker.blocks())
+
+    def restored(self, order: TokenOrder, *, of_memory: bool = False) -> "PatternByRows":
+        """The pattern as it is: valid tokens stay first."""
+        return self
 
     def D(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of D minus the reference row, in units of e^(`shared.log`)."""
@@ -170,7 +176,7 @@ class PatternByRows:
         return self.logits(rows).softmax(self.maker.visible(rows))
 
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
-        """The product `Delta V`, for a V whose row j* is zero, block by block; notes `largest` and `log` on the way."""
+        """The product `Delta V`, block by block; notes `largest` and `log` on the way."""
         blocks, output = list(self.maker.blocks()), self._like_rows(V.shape[-1])
         # One tensor for all blocks: small ones kept for each would fragment the memory that blocks free.
         sizes, logs, scales = self.shared.log.new_empty(3, len(blocks), *self.shared.log.shape)
@@ -191,10 +197,6 @@ class PatternByRows:
         """An empty tensor `[batch, head, row, *shape]`."""
         like = self.shared.ref
         return like.new_empty(*like.shape[:2], self.maker.valid.mask.shape[1], *shape)
-
-    def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
-        """The product `P V` as ordinary tensors, block by block."""
-        return self.of_rows(lambda rows: self.matrix(rows) @ V, V.shape[-1])
 
     @cached_property
     def largest(self) -> LogScales:
@@ -271,9 +273,6 @@ class PatternByRows:
 
         batch, heads = self.shared.log.shape
         return PatternRows(batch, heads, of_head, self.maker.valid.mask)
-
-
-AnyPattern = DeviationPattern | PatternByRows
 
 
 class StreamedDeviation(Deviation):

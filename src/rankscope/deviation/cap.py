@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.activations import sinh_share, tanh_change, tanh_difference
-from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import Entries, LogScales, Scaled, as_tensor, chosen, largest_log, spread
+from rankscope.deviation.decisions import piecewise
+from rankscope.deviation.state import Entries, LogScales, Scaled, as_tensor, chosen, largest_log, spread
 from rankscope.doubled import quotient
 from rankscope.shapes import Bool, Int
 
@@ -102,11 +102,13 @@ def capped(constant: RowConstants, ref: Scaled, D: Scaled, cap: float, about: Ca
     bent = Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
     new_D = tanh_change(at + down + across, D.explicit(), D) + bent
     reached = (about.largest > math.log(REACHED * cap)).flatten()
-    if must_compute("cap.reached", reached):
+
+    def at_cap() -> tuple[Scaled, Scaled]:
         fine_ref, fine_D = _about_scores(c, r, h, D, r_a, D_a, about.key.flatten(0, 1)[..., None])
         queries, keys = (mask.repeat_interleave(shape[1], 0) for mask in (constant.queries, constant.keys))
-        new_ref = chosen(reached, fine_ref.within(keys[:, None]), new_ref)
-        new_D = chosen(reached, fine_D.within(keys[:, None] & queries[..., None]), new_D)
+        return fine_ref.within(keys[:, None]), fine_D.within(keys[:, None] & queries[..., None])
+
+    new_ref, new_D = piecewise("cap.reached", reached, at_cap, (new_ref, new_D))
     new_ref = new_ref.mapped(lambda t: t[:, 0])
     return new_ref.samples_as_heads(shape) * cap, new_D.samples_as_heads(shape) * cap
 

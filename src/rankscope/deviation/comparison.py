@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.by_rows import AnyPattern, PatternByRows
-from rankscope.deviation.decisions import must_compute
-from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, LogScales, largest_entry, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.decisions import piecewise
+from rankscope.deviation.state import LOWEST, STEEPEST, WIDEST, LogScales, State, largest_entry, spread
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float
 
@@ -28,6 +27,9 @@ CUT = STEEPEST - 2 * WIDEST  # the log of scores from which on they may have bee
 FAINT = math.log(1e-12)  # the log of what a row attends to beside one token below which it may be due to a cut
 COLLAPSED = math.log(1e-100)  # the log of the share of tokens below which what they differ by may be due to a cut
 SHORTEST = 1e-140  # the size of a token, beside the largest, below which a product of two like it may leave float64
+
+
+AnyPattern = DeviationPattern | PatternByRows
 
 
 def _none(P: AnyPattern) -> Bool[Tensor, " batch"]:
@@ -65,15 +67,17 @@ def undecided(P: AnyPattern, second: AnyPattern) -> Bool[Tensor, " batch"]:
     """True for samples with steep scores where two passes disagree on log P, by how much one token is attended to more
     than another, or under a cap, which hides that, on scores before it. They may have attended to the same token by
     chance."""
-    if not must_compute("comparison.undecided", steep_scores(P)) or P.logits is None or second.logits is None:
+    if P.logits is None or second.logits is None:
         return _none(P)
-    largest = P.farthest(lambda rows: _relative_difference(P.deciding(rows), second.deciding(rows)))
-    return steep_scores(P) & (largest.amax(1) > UNDECIDED)
 
+    def relative(rows: slice) -> Tensor:  # |a - b| / max(|a|, |b|, 1); 0 where both are infinite
+        a, b = P.deciding(rows), second.deciding(rows)
+        return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
 
-def _relative_difference(a: Tensor, b: Tensor) -> Tensor:
-    """`|a - b| / max(|a|, |b|, 1)` entry by entry; 0 where both are infinite."""
-    return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
+    def differs() -> Tensor:
+        return P.farthest(relative).amax(1) > UNDECIDED
+
+    return piecewise("comparison.undecided", steep_scores(P), differs, _none(P))
 
 
 def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
@@ -85,19 +89,21 @@ def cut_heads(P: AnyPattern) -> Bool[Tensor, "batch head"]:
 
 def alike_rows(P: AnyPattern) -> Bool[Tensor, "batch head"]:
     """True for heads whose rows are the same but for what a cut of scores may have made."""
-    return (P.by_head.log_size() if isinstance(P, DeviationPattern) else P.log) < FAINT
+    return P.log < FAINT
 
 
 def cut_away(P: AnyPattern, state: State) -> Bool[Tensor, " batch"]:
     """True for samples with scores that were cut where more than the largest score of each row decides about the
     tokens after the layer, `state`: a row attends to several tokens, or tokens differ by next to nothing."""
     cut = cut_heads(P)
-    if not must_compute("comparison.cut_away", cut):
-        return _none(P)
-    several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
-    differences = state.R.log_size()
-    collapsed = differences - torch.maximum(state.x.log_size(), differences) < COLLAPSED
-    return (cut & (several > math.exp(FAINT))).any(1) | cut.any(1) & collapsed
+
+    def matters() -> Tensor:
+        several = P.farthest(lambda rows: P.matrix(rows) - P.matrix(rows).square())
+        differences = state.R.log_size()
+        collapsed = differences - torch.maximum(state.x.log_size(), differences) < COLLAPSED
+        return (cut & (several > math.exp(FAINT))).any(1) | collapsed
+
+    return piecewise("comparison.cut_away", cut.any(1), matters, _none(P))
 
 
 def tokens_lost(before: State, after: State) -> Bool[Tensor, " batch"]:

@@ -3,8 +3,13 @@
 Every rule of deviation arithmetic has a general formula that is right for all numbers, and shortcuts that are
 right for some: no token is padding, no score is far above the others, five terms of a series are enough.
 Whether a shortcut is allowed is a question about numbers, and on a GPU its answer makes the host wait for
-every kernel that was started before. The files with rules ask (`can_skip`, `must_compute`, `saves_a_pass`,
-`terms_needed`); `replay.py` decides how they are answered, in this order:
+every kernel that was started before.
+
+A rule states its formula, with a condition if it has two pieces, by `piecewise`, which finds out which pieces some
+sample needs. The other questions are asked where numbers are kept (`state.py`), where passes are led through layers
+(`second_pass.py`), and by the few rules that take one formula for a whole batch, so that the answer is in the last
+digits of what they give (`softmax.py`, `terms_needed` of a series): `can_skip`, `must_compute`, `saves_a_pass`.
+`replay.py` decides how questions are answered, in this order:
 
 1. A computation on tokens of a shape that was not met before runs under `Recording`: every question is
    answered by the numbers, and the answers are kept.
@@ -32,6 +37,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rankscope.nets import converted
 from rankscope.shapes import Bool
 
 Question = tuple[int, str, int]  # (layer, name, how often the name was asked before in this layer)
@@ -52,7 +58,7 @@ class Recording:
 
     def answer(self, name: str, condition: "Condition") -> int:
         """How much the condition allows to leave out."""
-        question, allowed = self.question(name), condition.allowed()
+        question, allowed = self.question(name), condition.answer()
         self.answers[question] = min(allowed, self._at_most.get(question, allowed))
         return self.answers[question]
 
@@ -100,35 +106,33 @@ MOST_ENTRIES = 4096  # entries of a condition that are kept for the end; a large
 class Condition:
     """What an answer rests on."""
 
-    allowed: Callable[[], int]  # how much the numbers allow to leave out
     numbers: Callable[[int], Tensor]  # truth values that all hold if so much may be left out
     within: float | None = None  # a limit, where these are numbers that all lie within it, on both sides of 0
+    allowed: Callable[[], int] | None = None  # how much may be left out; 1 if the numbers hold, where this is None
 
-
-def _all_hold(numbers: Callable[[], Tensor], within: float | None = None) -> Condition:
-    """The condition that all truth values hold, or with a limit that all numbers lie within it on both sides of 0."""
-
-    def allowed() -> int:
-        entries = numbers()
-        return int((entries if within is None else entries.abs() <= within).all())
-
-    return Condition(allowed, lambda _: numbers(), within)
+    def answer(self) -> int:
+        """How much the numbers allow to leave out."""
+        if self.allowed is not None:
+            return self.allowed()
+        numbers = self.numbers(1)
+        return int((numbers if self.within is None else numbers.abs() <= self.within).all())
 
 
 How = TypeVar("How", bound=Recording)
+Numbers = TypeVar("Numbers")
 _asking: ContextVar[Recording | None] = ContextVar("asking", default=None)
 
 
 def can_skip(name: str, condition: Tensor) -> bool:
     """True if work can be left out, where the condition holds in all its entries; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition.all() if asking is None else asking.answer(name, _all_hold(lambda: condition)))
+    return bool(condition.all() if asking is None else asking.answer(name, Condition(lambda _: condition)))
 
 
 def must_compute(name: str, condition: Tensor) -> bool:
     """True if work has to be done, where the condition holds in some entry; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition.any()) if asking is None else not asking.answer(name, _all_hold(lambda: ~condition))
+    return bool(condition.any()) if asking is None else not asking.answer(name, Condition(lambda _: ~condition))
 
 
 def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within: float | None = None) -> bool:
@@ -136,9 +140,9 @@ def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor], within:
     limit on both sides of 0.
 
     Off the CPU this is only asked while answers are kept: to wait for it takes longer than the pass."""
-    asking, holds = _asking.get(), _all_hold(condition, within)
+    asking, holds = _asking.get(), Condition(lambda _: condition(), within)
     if asking is None:
-        return on.device.type == "cpu" and bool(holds.allowed())
+        return on.device.type == "cpu" and bool(holds.answer())
     return bool(asking.answer(name, holds))
 
 
@@ -147,7 +151,36 @@ def terms_needed(name: str, enough: Tensor, most: int) -> int:
     asking = _asking.get()
     if asking is None:
         return int(enough)
-    return most - asking.answer(name, Condition(lambda: most - int(enough), lambda left_out: enough <= most - left_out))
+    left_out = Condition(lambda count: enough <= most - count, allowed=lambda: most - int(enough))
+    return most - asking.answer(name, left_out)
+
+
+def piecewise(
+    name: str, pick: Bool[Tensor, "*batch"], there: Callable[[], Numbers], elsewhere: Numbers | Callable[[], Numbers]
+) -> Numbers:
+    """A formula of two pieces: the numbers of `there()` for the samples (or heads) where `pick` is true, those of
+    `elsewhere` for the others. A piece that no sample needs is not computed.
+
+    Args:
+        name: The name of the question which pieces are needed, a string constant.
+        pick: `[batch]`, or `[batch, head]`.
+        there: Computes one piece: a tensor, or a tuple or dataclass of tensors, whose first axes are those of `pick`.
+        elsewhere: Computes the other piece, or is it, if it was computed anyway.
+    """
+    asking = _asking.get()
+    if asking is None:
+        picked = int(pick.sum())  # one number, for which a GPU is waited for once
+        nowhere, everywhere = not picked, picked == pick.numel()
+    else:
+        nowhere = bool(asking.answer(f"{name}, nowhere", Condition(lambda _: ~pick)))
+        everywhere = not nowhere and bool(asking.answer(f"{name}, everywhere", Condition(lambda _: pick)))
+    if everywhere:
+        return there()
+    other = elsewhere() if callable(elsewhere) else elsewhere
+    if nowhere:
+        return other
+    shaped = {ndim: pick.reshape(*pick.shape, *[1] * (ndim - pick.ndim)) for ndim in range(pick.ndim, 5)}
+    return converted(there(), lambda a, b: torch.where(shaped[a.ndim], a, b), other)
 
 
 def at_layer(index: int) -> None:

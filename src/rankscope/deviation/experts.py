@@ -21,10 +21,9 @@ from torch import Tensor
 
 from rankscope.deviation.attention import sigmoid
 from rankscope.deviation.mlp import affine, mlp, product, rows
-from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
 from rankscope.deviation.softmax import split_columns
-from rankscope.deviation.state import State
+from rankscope.deviation.state import Scaled, State
 from rankscope.nets import Architecture, Experts, ExpertWeights, Linear, chosen_experts, chosen_weights, log_sigmoid
 from rankscope.shapes import Bool
 

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.activations import FADING, GATES, SERIES, TAIL, VALUES, faded, tanh_change
-from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, terms_needed
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.decisions import piecewise, terms_needed
+from rankscope.deviation.state import LOWEST, STEEPEST, Scaled, State, chosen, spread
 from rankscope.doubled import near_log, nearest, precision
 from rankscope.nets import Architecture, Linear, MLPWeights
-from rankscope.shapes import Bool
 
 LARGE = 0.02  # the largest |d| (1 + |z|) for which the Taylor series is summed
 LINEAR = 1e3  # beyond this |z| activations are linear on either side of 0 (tanh: constant), to all of float64's digits
@@ -75,14 +73,15 @@ def _gated(act: GatePair, z: Scaled, d: Scaled, x: Scaled, R: Scaled) -> tuple[S
     common, rest = _products(a, A, x, R)
     logs = torch.stack([A.log + x.log, a.log + R.log, A.log + R.log]).amax(0)
     sunk = (rest.log < logs - SUNK) & (torch.maximum(d.log, R.log) > LOWEST) | (common.log < a.log + x.log - SUNK)
-    if not must_compute("mlp.sunk", sunk):
-        return common, rest
-    shape = R.value.shape
-    z, d, x, R = (_by_entry(part, shape) for part in (rows(z), d, rows(x), R))
-    a, A = act(z.mapped(lambda v: v[:, 0]), d)
-    fine, fine_rest = _products(a, A, x.mapped(lambda v: v[:, 0]), R)
-    fine, fine_rest = _from_entries(fine, shape), _from_entries(fine_rest, shape)
-    return chosen(sunk, fine.mapped(lambda v: v[:, 0]), common), chosen(sunk, fine_rest, rest)
+
+    def by_entry() -> tuple[Scaled, Scaled]:
+        shape = R.value.shape
+        of_z, of_d, of_x, of_R = (_by_entry(part, shape) for part in (rows(z), d, rows(x), R))
+        a, A = act(of_z.mapped(lambda v: v[:, 0]), of_d)
+        fine, fine_rest = _products(a, A, of_x.mapped(lambda v: v[:, 0]), of_R)
+        return _from_entries(fine, shape).mapped(lambda v: v[:, 0]), _from_entries(fine_rest, shape)
+
+    return piecewise("mlp.sunk", sunk, by_entry, (common, rest))
 
 
 def _products(a: Scaled, A: Scaled, x: Scaled, R: Scaled) -> tuple[Scaled, Scaled]:
@@ -120,8 +119,7 @@ def clamped(z: Scaled, d: Scaled, least: float, most: float) -> tuple[Scaled, Sc
 
 def affine(x: Scaled, linear: Linear) -> Scaled:
     """The common token through a linear map, `x W + b`."""
-    zero = saves_a_pass("mlp.no_common_token", x.log, lambda: (x.log <= LOWEST).all())
-    y = x.mapped(lambda v: v.new_zeros(len(v), linear.weight.shape[1]) if zero else v @ linear.weight)
+    y = x.mapped(lambda v: v @ linear.weight)
     if linear.bias is None:
         return y
     return y + Scaled.plain(linear.bias.expand_as(y.value)).normalised()  # zeros do not set the scale
@@ -142,20 +140,18 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    if name in FADING and must_compute("mlp.faded", (gone := _faded(name, Z, D))):
-        fine, rest = (faded(name, Z, D, Scaled(d.value, d.log - outside)), _drawn(name, Z, D, d, outside, drawn))
-        away = [Scaled(part.value, part.log + drawn) for part in fine]
-        return chosen(gone, away[0], Scaled(common, drawn)), chosen(gone, away[1], rest)
-    return Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)
+    values = Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)
+    if name not in FADING or not D.shape[1]:
+        return values
+    # Samples whose every unit, of the common token and of every token, lies in the activation's tail.
+    low, tail = Z.lt(TAIL[name]).all(-1) | (Z == 0).all(-1), TAIL[name]
+    gone = piecewise("mlp.low", low, lambda: (Z[:, None] + D).flatten(1).amax(1) < tail, torch.zeros_like(low))
 
+    def away() -> tuple[Scaled, Scaled]:
+        x, R = faded(name, Z, D, Scaled(d.value, d.log - outside))
+        return Scaled(x.value, x.log + drawn), Scaled(R.value, R.log + drawn)
 
-def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
-    """True for samples whose every unit, of the common token and of every token, lies in the activation's tail."""
-    tail = TAIL[name]
-    low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
-    if not D.shape[1] or not must_compute("mlp.low", low):
-        return torch.zeros_like(low)
-    return low & ((Z[:, None] + D).flatten(1).amax(1) < tail)
+    return piecewise("mlp.faded", gone, away, values)
 
 
 def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: Tensor) -> Scaled:
@@ -164,30 +160,32 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
     size = d.largest()
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
-    large = reach > LARGE
-    if can_skip("mlp.all_large", large):
-        return Scaled(_plain(name, Z, D, outside), drawn)
-    # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
-    quotient = _quotient(name, Z, D, reach.clamp(max=LARGE))
-    if name in FADING and must_compute("mlp.slope_outside", (outside > 0)):
-        # A step below float64's range is small beside any Z: the slope.
+
+    def series() -> Scaled:  # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one
+        quotient = _quotient(name, Z, D, reach.clamp(max=LARGE))
+        if name in FADING:  # a change below float64's range is small beside any Z: there the slope
+            quotient = piecewise("mlp.slope_outside", outside > 0, exact, quotient)
+        return Scaled(d.value * quotient, d.log + drawn - outside)
+
+    def exact() -> Tensor:
         slope = SERIES[name]((Z * spread(outside.clamp(0.0, 690.0).exp(), Z)).clamp(-LINEAR, LINEAR), 1)[1]
-        exact = torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
-        quotient = torch.where(spread(outside > 0, D), exact, quotient)
-    change = Scaled(d.value * quotient, d.log + drawn - outside)
-    if not must_compute("mlp.any_large", large):
-        return change
-    return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change)
+        return torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
+
+    return piecewise("mlp.large", reach > LARGE, lambda: Scaled(_plain(name, Z, D, outside), drawn), series)
 
 
 def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
     """act(e^outside z) / e^outside; an entry that is small beside the others of its sample may not be in the
     linear range, and is brought back to size one."""
-    if name not in FADING or not must_compute("mlp.value_outside", (outside > 0)):
+    if name not in FADING:
         return VALUES[name](z)
-    grow = spread(outside.clamp(0.0, 690.0).exp(), z)
-    grown = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
-    return torch.where(grown.abs() > LINEAR, z.clamp(min=0.0), VALUES[name](grown) / grow)
+
+    def grown() -> Tensor:
+        grow = spread(outside.clamp(0.0, 690.0).exp(), z)
+        x = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
+        return torch.where(x.abs() > LINEAR, z.clamp(min=0.0), VALUES[name](x) / grow)
+
+    return piecewise("mlp.value_outside", outside > 0, grown, lambda: VALUES[name](z))
 
 
 IN_CACHE = 2**18  # entries that are processed together on a CPU, so that they stay in its cache
@@ -210,11 +208,15 @@ def _plain_part(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
     """`_plain` of some of the tokens."""
     Z = Z[:, None]
     W = Z + D
-    if saves_a_pass("mlp.inside", outside, lambda: outside <= 0):
-        after, before = (GATES[name](-V.abs()) for V in (W, Z))
-    else:
+
+    def grown() -> tuple[Tensor, ...]:
         grow = spread(outside.clamp(0.0, 690.0).exp(), D)
-        after, before = (GATES[name](-(V * grow).abs().clamp(max=2 * LINEAR)) for V in (W, Z))
+        return tuple(GATES[name](-(V * grow).abs().clamp(max=2 * LINEAR)) for V in (W, Z))
+
+    def gates() -> tuple[Tensor, ...]:
+        return tuple(GATES[name](-V.abs()) for V in (W, Z))
+
+    after, before = piecewise("mlp.outside", outside > 0, grown, gates)
     low = W < 0
     change = torch.addcmul(Z * (after - before), D, after)
     change = torch.where(low, change, D - change)

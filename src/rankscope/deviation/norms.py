@@ -16,24 +16,18 @@ for the final norm. `normed` asks the norm for its rule; those built in call bac
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, PerturbTensor, Scaled, chosen, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.decisions import must_compute, piecewise
+from rankscope.deviation.state import LOWEST, STEEPEST, PerturbTensor, Scaled, State, ValidTokens, spread
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Norm, NormWeights, norm_of
 
 LARGE = 0.05  # the largest deviation, in lengths of the common token, for which the formula above is used
 SHORTEST = 1e-240  # the square of a token's length below which float64 loses it
-
-
-def has_rule(kind: str | Norm) -> bool:
-    """True if a norm can be taken of a state: the norm 'none', and every norm whose length has a rule."""
-    norm = norm_of(kind)
-    return norm is None or norm.deviation_rule is not None
 
 
 def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
@@ -71,22 +65,21 @@ class StateNormOperations:
 
     def root_mean_square(self, state: State, eps: float, *, centred: bool, averaged: bool) -> State:
         """Divide every token by the root of its (mean) square and eps, without subtracting two normalised rows."""
-        c, r, perturb = state.x, state.R, self.perturb
+        c, r = state.x, state.R
         if centred:
             c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)).normalised() for part in (c, r))
         count = c.value.shape[-1] if averaged else 1
         length = torch.linalg.vector_norm(c.value, dim=-1)
         longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
         large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-        if can_skip("norms.all_large", large):
-            return _plain(c, r, state, count, eps)
-        if not must_compute("norms.any_large", large):
-            return _small(c, r, state, count, eps, perturb)
-        plain, small = _plain(c, r, state, count, eps), _small(c, r, state, count, eps, perturb)
-        return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
+        small = partial(_small, c, r, state.valid, count, eps, self.perturb)
+        x, R = piecewise("norms.large", large, partial(_plain, c, r, state.valid, count, eps), small)
+        return State(x, R, state.valid)
 
 
-def _small(c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: PerturbTensor | None) -> State:
+def _small(
+    c: Scaled, r: Scaled, valid: ValidTokens, count: int, eps: float, perturb: PerturbTensor | None
+) -> tuple[Scaled, Scaled]:
     """Tokens c + r over their sd by the module's formula, r small beside c; `count` is d, or 1 for scale-only."""
     # The log of the larger of e^(c.log) and sqrt(eps): the scale at which sd is of size one.
     unit = c.log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else c.log
@@ -104,8 +97,7 @@ def _small(c: Scaled, r: Scaled, state: State, count: int, eps: float, perturb: 
     sd = _positive(((1 + alpha).square() * square / count + spread_w * step.square()) * shrink + rest).sqrt()
     turn = (slope * (2 + alpha) * rest - spread_w * step * shrink) / (sd * sd_0 * ((1 + alpha) * sd_0 + sd))
     deviation = torch.addcmul(w / sd[..., None], turn[..., None], c.value[:, None])
-    left = Scaled(state.valid.zero_padding(deviation), r.log - unit)
-    return State(Scaled(c.value / sd_0, c.log - unit), left, state.valid)
+    return Scaled(c.value / sd_0, c.log - unit), Scaled(valid.zero_padding(deviation), r.log - unit)
 
 
 def _positive(variance: Tensor) -> Tensor:
@@ -113,12 +105,11 @@ def _positive(variance: Tensor) -> Tensor:
     return variance.masked_fill(variance == 0, 1.0)
 
 
-def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
+def _plain(c: Scaled, r: Scaled, valid: ValidTokens, count: int, eps: float) -> tuple[Scaled, Scaled]:
     """Tokens c + r over their sd, each formed and divided by itself, with no common token; where lengths of
     tokens are 1e120 apart, each token is taken in units of its own largest entry first."""
-    log, valid = torch.maximum(c.log, r.log), state.valid
-    alone = saves_a_pass("norms.no_common_token", log, lambda: c.log <= LOWEST)
-    Y = r.at(log) if alone else c.at(log)[:, None] + r.at(log)
+    log = torch.maximum(c.log, r.log)
+    Y = piecewise("norms.common_token", c.log > LOWEST, lambda: c.at(log)[:, None] + r.at(log), lambda: r.at(log))
     square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / count  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
     if must_compute("norms.shortest", ((square < SHORTEST) & valid.mask[..., None])):
@@ -131,8 +122,11 @@ def _plain(c: Scaled, r: Scaled, state: State, count: int, eps: float) -> State:
         # What is shorter than sqrt(eps) keeps its length in units of that.
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
         square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
-        if must_compute("norms.shrunk", (shrunk < 0)):
+
+        def shorter() -> tuple[Tensor, Tensor]:
             scale = shrunk.masked_fill(~valid.mask[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
-            left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
+            return Y * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp(), scale
+
+        left, scale = piecewise("norms.shrunk", (shrunk < 0).flatten(1).any(1), shorter, (left, scale))
     R = Scaled(valid.zero_padding(left / _positive(square).sqrt()), scale).normalised()
-    return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), R, valid)
+    return Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), R

@@ -26,9 +26,8 @@ from rankscope.deviation.by_rows import PatternByRows, RowMaker, StreamedDeviati
 from rankscope.deviation.comparison import SHORTEST
 from rankscope.deviation.decisions import keep, must_compute
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, has_kernel, spread
 from rankscope.deviation.scores import ScoreParts, Scores
-from rankscope.deviation.state import State
+from rankscope.deviation.state import LOWEST, STEEPEST, Scaled, State, has_kernel, spread
 from rankscope.doubled import precision
 from rankscope.nets import Architecture, Block, Half, Linear, PassSettings, Plain, Transformer, norm_of
 

@@ -1,6 +1,6 @@
 """`propagate`: the forward pass in deviation arithmetic, layer by layer.
 
-`paths` and `theory` call `propagate`; `profiles/propagation.py` calls `layers`, or `second_pass.py`, which runs the
+`paths` and `theory` call `propagate`; `profiles/measuring.py` calls `layers`, or `second_pass.py`, which runs the
 same blocks twice. A pass goes in this order: `PassInputs.of` brings network and tokens to float64,
 moves padding to the end and splits the tokens into a `State`; `layers` takes it through each block by the
 rules of `rules.py` (`nets/traversal.py` calls them), on a GPU by a captured graph of all blocks (`replay.py`);
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
-from rankscope.deviation.by_rows import AnyPattern, StreamedDeviation
+from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.decisions import at_layer
-from rankscope.deviation.norms import has_rule, normalise
+from rankscope.deviation.norms import normalise
 from rankscope.deviation.replay import can_replay, replay_cache, waits
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import Scaled, State, ValidTokens
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets import (
@@ -33,6 +32,7 @@ from rankscope.nets import (
     Transformer,
     converted,
     kernel_of,
+    norm_of,
     pieces,
     streams,
     traverse,
@@ -48,12 +48,12 @@ class DeviationStep(NamedTuple):
 
     layer: int
     state: State  # the hidden states after the layer
-    attention: AnyPattern | None
+    attention: DeviationPattern | PatternByRows | None
     """The attention pattern of the layer; by rows, with valid tokens first in it, if it is too large to be held."""
     heads: HeadOutputs | None = None  # the outputs of its heads, before the output projection
     routing: Tensor | None = None
     """In a mixture of experts, the weight of each expert for each token `[batch, token, expert]`."""
-    cross: AnyPattern | None = None
+    cross: DeviationPattern | PatternByRows | None = None
     """In a layer with cross-attention, the pattern over the memory `[batch, head, token, source]`, held or by rows."""
 
 
@@ -72,9 +72,10 @@ def without_rule(net: Transformer) -> list[str]:
     """The names of the parts of a network that deviation arithmetic has no rule for."""
     arch = net.arch
     has_kernel = kernel_of(arch.kernel).deviation is not None
+    norm = norm_of(arch.norm)
     missing = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     missing += ["disentangled positions"] if arch.positions == "disentangled" else []
-    missing += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
+    missing += [f"norm {norm.name}"] if norm is not None and norm.deviation_rule is None else []
     return missing + [
         part.name for part in arch.parts if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
     ]
@@ -120,11 +121,13 @@ def propagate(
     yield from layers(inputs)
 
 
-def layers(inputs: "PassInputs") -> Iterator[DeviationStep]:
-    """Yields the steps of a pass from its inputs, for a network whose parts all have rules."""
+def layers(inputs: "PassInputs", replayed: bool = True) -> Iterator[DeviationStep]:
+    """Yields the steps of a pass from its inputs, for a network whose parts all have rules; on a GPU `replayed`, if it
+    can be."""
     net = inputs.net
+    at_layer(0)
     yield restored(DeviationStep(0, inputs.state, None), inputs.order)
-    replays = not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
+    replays = replayed and not isinstance(inputs.tokens, Doubled) and waits(inputs.tokens) and not inputs.by_rows
     if replays and can_replay(net, inputs.tokens.shape[:2], net.arch.layers):
         steps = iter(replay_cache.run("layers", partial(_all_blocks, net), inputs.tensors, net))
     else:
@@ -247,16 +250,11 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     valid = ValidTokens(state.valid.mask.gather(1, order.back))
     return step._replace(
         state=State(state.x, state.R.mapped(order.restored), valid),
-        attention=_pattern_restored(step.attention, order),
+        attention=step.attention and step.attention.restored(order),
         heads=step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored_rows)),
         routing=None if step.routing is None else order.restored(step.routing),
-        cross=_pattern_restored(step.cross, order, of_memory=True),
+        cross=step.cross and step.cross.restored(order, of_memory=True),
     )
-
-
-def _pattern_restored(P: AnyPattern | None, order: TokenOrder, of_memory: bool = False) -> AnyPattern | None:
-    """The pattern with tokens in their original order, if it is held."""
-    return P.restored(order, of_memory=of_memory) if isinstance(P, DeviationPattern) else P
 
 
 def finish(net: Transformer, state: State) -> State:

@@ -20,24 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import (
-    DeviationPattern,
-    HeadOutputs,
-    Mixable,
-    Values,
-    common_heads,
-    deviation_heads,
-    marked,
-)
-from rankscope.deviation.by_rows import PatternByRows
+from rankscope.deviation.attention import HeadOutputs, Pattern, Values, common_heads, deviation_heads, marked
 from rankscope.deviation.comparison import SHORTEST, short_tokens
 from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import affine
 from rankscope.deviation.perturbation import NEGLIGIBLE, PerturbedDeviation, WatchedDeviation
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import LOWEST, Scaled
-from rankscope.deviation.state import State, ValidTokens
+from rankscope.deviation.state import LOWEST, Scaled, State, ValidTokens
 from rankscope.nets import Arithmetic, Block, Half, Linear, norm_of, traverse
 from rankscope.shapes import Bool
 
@@ -214,15 +204,13 @@ class SupportRules(Arithmetic):
         """The pattern itself: its entries are above zero wherever a token sees."""
         return self.rules.pattern(block, state.numbers)
 
-    def mix(self, block: Block, P: Mixable, values: Support) -> Support:
+    def mix(self, block: Block, P: Pattern, values: Support) -> Support:
         """A token has what the tokens have that it sees; where rows of P are equal, all tokens have the same."""
-        assert isinstance(P, DeviationPattern | PatternByRows)
         heads: HeadOutputs = self.rules.mix(block, P, values.numbers)
-        blocks = [P.visible] if isinstance(P, DeviationPattern) else map(P.maker.visible, P.maker.blocks())
         valid, first = heads.valid.mask, None
         rows: list[Tensor] = []
         alike = torch.ones_like(valid[:, 0])
-        for visible in blocks:
+        for visible in P.visible_blocks():
             first = visible[:, 0, 0] if first is None else first  # what the first token sees; valid ones come first
             start = sum(part.shape[2] for part in rows)
             tokens = valid[:, start : start + visible.shape[2]]

@@ -17,8 +17,7 @@ from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.scaled import LOWEST, LogScales, Scaled
-from rankscope.deviation.state import State
+from rankscope.deviation.state import LOWEST, LogScales, Scaled, State
 from rankscope.metrics import SMALLEST, UNIT, Metric, PatternRows, Reading
 from rankscope.nets import NormWeights
 

@@ -20,7 +20,7 @@ that of samples (`Structure`). The latter two read several layers as one batch, 
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
@@ -82,7 +82,9 @@ class ReplayCache:
             net: The network whose weights the function reads, which are told apart by their addresses.
             capture: Whether a graph may be made of the function.
         """
-        with self.lock, on_device_of(inputs):  # by one thread at a time: a graph has one place for inputs and result
+        like = tensors_of(inputs)[0]
+        device = torch.cuda.device(like.device) if like.is_cuda else nullcontext()  # on whose streams graphs run
+        with self.lock, device:  # by one thread at a time: a graph has one place for inputs and result
             inputs = converted(inputs, lambda t: t)  # fresh objects: what they cache would not be asked a second time
             full_key = (key if net is None else (key, weights_key(net)), form(inputs))
             cached = self.computations.get(full_key)
@@ -185,12 +187,6 @@ class ReplayCache:
 
 replay_cache = ReplayCache()
 """The process's cache."""
-
-
-def on_device_of(inputs: Any) -> AbstractContextManager[Any]:
-    """Makes the GPU that inputs are on the current one, on whose streams graphs are captured and replayed."""
-    like = tensors_of(inputs)[0]
-    return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
 
 
 def waits(like: Tensor) -> bool:

@@ -21,9 +21,18 @@ from torch import Tensor
 
 from rankscope.deviation.attention import DeviationPattern, Logits, Visible
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
-from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, chosen, has_kernel, largest_entry, spread
 from rankscope.deviation.scores import ReferencedScores, Scores, about_reference_row
-from rankscope.deviation.state import ValidTokens
+from rankscope.deviation.state import (
+    LOWEST,
+    STEEPEST,
+    LogScales,
+    Scaled,
+    ValidTokens,
+    chosen,
+    has_kernel,
+    largest_entry,
+    spread,
+)
 from rankscope.doubled import precision
 from rankscope.shapes import Bool, Float, Int
 

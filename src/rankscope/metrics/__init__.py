@@ -1,4 +1,14 @@
-"""Numbers that say how uniform tokens are: pure functions of tensors, batched and padding-aware."""
+"""Numbers that say how uniform tokens are: pure functions of tensors, batched and padding-aware.
+
+The axes of the tensors that pass through this room:
+
+- `*batch`: any axes in front, as of samples and layers; a metric gives one number for each of their entries;
+- `token`: the tokens of a sample, padding included (`padding` is True there); in samples.py, `sample` in its place;
+- `width`: the entries of a token;
+- `head`: the heads of an attention layer, from 0;
+- `row`: a query, and `column` a key, of an attention pattern `[*batch, head, token, token]`;
+- `expert`: the experts of a mixture, from 0.
+"""
 
 from rankscope.metrics.attention import (
     FEW,
@@ -14,15 +24,28 @@ from rankscope.metrics.attention import (
     second_singular_value,
     spectral_gap,
 )
-from rankscope.metrics.base import ROUNDING, Meaning, Metric, Of, Reading, from_statistics
-from rankscope.metrics.batch import Tokens, Values, tokens, tokens_of, unit_of, valid_tokens
+from rankscope.metrics.base import (
+    ROUNDING,
+    Meaning,
+    Metric,
+    Of,
+    Reading,
+    Readings,
+    Tokens,
+    Values,
+    from_statistics,
+    tokens,
+    tokens_of,
+    unit_of,
+    valid_tokens,
+)
 from rankscope.metrics.catalogue import METRICS, MetricsLike, chosen_metrics, direction_of, is_share, metric, symbol_of
-from rankscope.metrics.centre import centred
 from rankscope.metrics.cosine import cosines, max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.log_readings import FARTHEST, SMALLEST, UNIT
 from rankscope.metrics.norms import composite_norm, frobenius_norm, largest_square_distance, largest_sum_distance
 from rankscope.metrics.residuals import (
     NORMS,
+    centred,
     from_norms,
     high_frequency_share,
     max_residual,
@@ -53,11 +76,11 @@ from rankscope.metrics.spectrum import (
 
 __all__ = [
     "FARTHEST", "FEW", "METRICS", "Meaning", "Metric", "MetricsLike", "NORMS", "Of", "PatternRows", "ROUNDING",
-    "Reading", "RowStatistics", "SMALLEST", "Tokens", "UNIT", "Values", "affine_rank", "affine_rank_with_doubt",
-    "alignment", "alpha_req", "centred", "chosen_metrics", "composite_norm", "cosines", "defect_of_rows",
-    "direction_of", "distance_floor", "dobrushin", "effective_keys", "effective_rank", "entropy", "entropy_of_rows",
-    "expert_entropy", "expert_load", "first_token_mass", "first_token_of_rows", "frobenius_norm", "from_norms",
-    "from_statistics", "high_frequency_share", "is_share", "largest_logit", "largest_square_distance",
+    "Reading", "Readings", "RowStatistics", "SMALLEST", "Tokens", "UNIT", "Values", "affine_rank",
+    "affine_rank_with_doubt", "alignment", "alpha_req", "centred", "chosen_metrics", "composite_norm", "cosines",
+    "defect_of_rows", "direction_of", "distance_floor", "dobrushin", "effective_keys", "effective_rank", "entropy",
+    "entropy_of_rows", "expert_entropy", "expert_load", "first_token_mass", "first_token_of_rows", "frobenius_norm",
+    "from_norms", "from_statistics", "high_frequency_share", "is_share", "largest_logit", "largest_square_distance",
     "largest_sum_distance", "lidar", "max_cosine_gap", "max_residual", "mean_abs_cosine", "mean_cosine",
     "mean_cosine_gap", "metric", "min_cosine", "mu", "numerical_rank", "participation_ratio", "rankme", "rankme_floor",
     "relative_max_residual", "relative_mu", "relative_residual", "relative_spectral_residual", "residual",

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError, require
-from rankscope.metrics.base import ROUNDING, Meaning, Metric, Reading
-from rankscope.metrics.batch import nobody_can_look, valid_tokens
+from rankscope.metrics.base import ROUNDING, Meaning, Metric, Reading, nobody_can_look, valid_tokens
 from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
 from rankscope.metrics.norms import largest_sum_distance
 from rankscope.metrics.rows import PatternRows, RowStatistics, dobrushin_by_head, gap_by_head, second_by_head

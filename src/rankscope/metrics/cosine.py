@@ -14,8 +14,17 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import rows
-from rankscope.metrics.base import ROUNDING, Meaning, Metric, Reading
-from rankscope.metrics.batch import Tokens, TokensLike, Values, nan_where_empty, tokens
+from rankscope.metrics.base import (
+    ROUNDING,
+    Meaning,
+    Metric,
+    Reading,
+    Tokens,
+    TokensLike,
+    Values,
+    nan_where_empty,
+    tokens,
+)
 from rankscope.metrics.log_readings import LOWEST, SMALLEST, UNIT, ScaledTokens, log_of, reading_of_tokens
 from rankscope.metrics.norms import frobenius_norm, largest_square_distance
 from rankscope.metrics.residuals import log_residual

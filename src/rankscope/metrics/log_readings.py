@@ -31,63 +31,33 @@ UNIT = torch.finfo(torch.float64).eps
 class ScaledTensor(Protocol):
     """A tensor `e^log value`: one log for each sample, or for each sample and head."""
 
-    @property
-    def value(self) -> Float[Tensor, "..."]:
-        """The numbers, of size one."""
-
-    @property
-    def log(self) -> LogScales:
-        """The log of their scale."""
+    value: Float[Tensor, "..."]  # the numbers, of size one
+    log: LogScales  # the log of their scale
 
 
 @runtime_checkable
 class ScaledTokens(Protocol):
     """What deviation arithmetic offers a rule of a metric of tokens."""
 
-    @property
-    def padding(self) -> Bool[Tensor, "batch token"]:
-        """A mask that is True at padded tokens."""
-
-    @property
-    def residual(self) -> ScaledTensor:
-        """X minus its mean token, `[batch, token, width]`: the largest entry is of size one."""
-
-    @property
-    def tokens(self) -> Float[Tensor, "batch token width"]:
-        """X itself in units of `e^log`, as ordinary float64 tokens."""
-
-    @property
-    def log(self) -> LogScales:
-        """The log-scale of X, one for each sample."""
-
-    @property
-    def equal(self) -> Bool[Tensor, " batch"]:
-        """True where all tokens of a sample are exactly equal."""
-
-    @property
-    def close(self) -> Bool[Tensor, " batch"]:
-        """True where the common token is large beside what tokens differ by, and is kept apart from it."""
-
-    @property
-    def directions(self) -> ScaledTensor:
-        """The residual of the unit vectors `x_i / |x_i|`."""
-
-    @property
-    def norms(self) -> dict[str, LogScales]:
-        """Norms of the residual's value that were taken so far, and of X (`... of tokens`): metrics share them."""
+    padding: Bool[Tensor, "batch token"]  # True at padded tokens
+    residual: ScaledTensor  # X minus its mean token, `[batch, token, width]`: the largest entry is of size one
+    tokens: Float[Tensor, "batch token width"]  # X itself in units of `e^log`, as ordinary float64 tokens
+    log: LogScales  # the log-scale of X, one for each sample
+    equal: Bool[Tensor, " batch"]  # True where all tokens of a sample are exactly equal
+    close: Bool[Tensor, " batch"]
+    """True where the common token is large beside what tokens differ by, and is kept apart from it."""
+    directions: ScaledTensor  # the residual of the unit vectors `x_i / |x_i|`
+    norms: dict[str, LogScales]
+    """Norms of the residual's value that were taken so far, and of X (`... of tokens`): metrics share them."""
 
 
 @runtime_checkable
 class ScaledPattern(Protocol):
     """What deviation arithmetic offers a rule of a metric of attention, whether P is held or made by rows."""
 
-    @property
-    def padding(self) -> Bool[Tensor, "batch token"]:
-        """A mask that is True at padded tokens."""
-
-    @property
-    def differences(self) -> tuple[Float[Tensor, "batch head token token"] | PatternRows, LogScales]:
-        """`P - 1 p^T`, p a row that all rows share, in units of `e^log`, a log for each head."""
+    padding: Bool[Tensor, "batch token"]  # True at padded tokens
+    differences: tuple[Float[Tensor, "batch head token token"] | PatternRows, LogScales]
+    """`P - 1 p^T`, p a row that all rows share, in units of `e^log`, a log for each head."""
 
     def log_rows(self, number: Callable[[Tensor], Tensor]) -> Float[Tensor, "batch head token"] | None:
         """A number of every row, computed from rows of log P; None where P is not a softmax."""

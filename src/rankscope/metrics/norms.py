@@ -1,7 +1,7 @@
 """Norms of tokens and of their residual, and the largest distance between two rows of a matrix.
 
 **Norms**, all of them from reading the tokens once. `residuals.py` computes its metrics from these numbers, in
-deviation arithmetic too; `batch.py` sees in them whether tokens are finite. With m the mean token of a sample and
+deviation arithmetic too; `base.py` sees in them whether tokens are finite. With m the mean token of a sample and
 R = X - 1 m^T, of X and of R:
 
     ||A||_{1,inf} = sqrt(max_j sum_i |A_ij|  max_i sum_j |A_ij|),    ||A||_F,    max_ij |A_ij|.

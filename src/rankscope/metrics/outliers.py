@@ -17,8 +17,7 @@ metrics leave them out, so that they say the same of tokens at any scale. `where
 import torch
 from torch import Tensor
 
-from rankscope.metrics.base import Meaning, Metric
-from rankscope.metrics.batch import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
+from rankscope.metrics.base import Meaning, Metric, Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
 from rankscope.metrics.norms import max_norm
 from rankscope.shapes import Bool, Float
 

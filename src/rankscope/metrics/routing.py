@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError, require
-from rankscope.metrics.base import Meaning, Metric
-from rankscope.metrics.batch import valid_tokens
+from rankscope.metrics.base import Meaning, Metric, valid_tokens
 from rankscope.shapes import Float
 
 Values = Float[Tensor, "*batch"]

@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.errors import MetricError, TokensError, require
-from rankscope.metrics.base import ROUNDING
-from rankscope.metrics.batch import unit_of
+from rankscope.metrics.base import ROUNDING, unit_of
 from rankscope.shapes import Float
 
 Embeddings = Float[Tensor, "*batch sample width"]

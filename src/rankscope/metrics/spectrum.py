@@ -25,11 +25,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rankscope.metrics.base import ROUNDING, Meaning, Metric, Reading
-from rankscope.metrics.batch import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
-from rankscope.metrics.centre import centred
+from rankscope.metrics.base import (
+    ROUNDING,
+    Meaning,
+    Metric,
+    Reading,
+    Tokens,
+    TokensLike,
+    Values,
+    nan_where_empty,
+    ratio,
+    tokens,
+)
 from rankscope.metrics.log_readings import UNIT, ScaledTokens
-from rankscope.metrics.residuals import SIZE, relative_mu, token_norm
+from rankscope.metrics.residuals import SIZE, centred, relative_mu, token_norm
 from rankscope.shapes import Bool, Float
 
 NEAR_TOLERANCE = (1.0, 1 / 3, 1e3)  # Of a rank: its tolerance, and between which multiples of it rounding may decide

@@ -1,8 +1,8 @@
 """Measuring networks layer by layer, and what comes of it."""
 
+from rankscope.metrics import Readings
 from rankscope.profiles.cloud import CLOUD, SPECTRUM, ShapeReader, SpectrumReader, cloud_rows, cloud_table
 from rankscope.profiles.corpus import BatchMeasurement, BatchRunner, corpus_steps, measure_corpus
-from rankscope.profiles.curves import Bounds, by_variant, compared_arithmetics, ends_table
 from rankscope.profiles.figures import (
     VARIANTS,
     arithmetics_chart,
@@ -11,14 +11,23 @@ from rankscope.profiles.figures import (
     metric_title,
     spectrum_chart,
 )
-from rankscope.profiles.measuring import DEFAULT_METRICS, expected_seconds, measure, measure_together
+from rankscope.profiles.measuring import (
+    ARITHMETICS,
+    DEFAULT_METRICS,
+    PassOptions,
+    Progress,
+    expected_seconds,
+    measure,
+    measure_together,
+    one_pass,
+)
 from rankscope.profiles.pass_cost import check_memory, in_words, seconds
-from rankscope.profiles.profile import SCHEMA, Profile
-from rankscope.profiles.propagation import ARITHMETICS, PassOptions, Progress, one_pass
-from rankscope.profiles.readers import MetricReader, Reader, ResidualShape
-from rankscope.profiles.readings import (
+from rankscope.profiles.profile import SCHEMA, Bounds, Profile, by_variant, compared_arithmetics, ends_table
+from rankscope.profiles.readers import (
+    MetricReader,
+    Reader,
     ReadingRow,
-    Readings,
+    ResidualShape,
     nan_where_broken,
     read_tensor,
     readings_table,

@@ -5,7 +5,7 @@ Called by `readers.py` for each layer: `checked` and `checked_floats` where a se
 reading, writes it as `digits`, and marks readings whose error is above `AGREED`.
 
 - `checked_floats`: the first pass ran in float64, the second in float32. Their difference times `ROUNDING` is the error
-  (`deviation/float_passes.py`).
+  (`deviation/second_pass.py`).
 - `checked`: both passes ran in deviation arithmetic, the second perturbed `EXAGGERATED` times as much as usual.
   Their difference divided by that is the error.
 
@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,13 +33,12 @@ from rankscope.deviation import (
     PatternByRows,
     State,
     comparison,
-    must_compute,
+    piecewise,
     read,
     spread,
 )
-from rankscope.metrics import SMALLEST, UNIT, Metric, Of, Reading
+from rankscope.metrics import SMALLEST, UNIT, Metric, Of, Reading, Readings
 from rankscope.nets import Transformer, contributions
-from rankscope.profiles.readings import Readings
 from rankscope.shapes import Float
 
 AGREED = 1e-9  # the largest relative error of a reading that is not marked
@@ -82,17 +82,15 @@ def checked_floats(
             blind = (reading.floor / reading.value.abs()).nan_to_num(nan=torch.inf)
             error = torch.maximum(error, blind).masked_fill(exact_zero, 0.0)
             reading = replace(reading, floor=torch.zeros_like(reading.floor))
-        unsure = error > AGREED
-        reading = replace(reading, digits=_digits(reading, error))
-        if must_compute("agreement.unsure", unsure):
+
+        def exact(metric: Metric = metric) -> Reading:
             step, second = by_deviation(metric)
-            exact = read(metric, step)
-            assert exact is not None
-            ((_, exact),) = checked([(metric, exact)], step, second)
-            assert exact.digits is not None and reading.digits is not None
-            pairs = [(getattr(exact, name), getattr(reading, name)) for name in ("value", "log10", "floor", "digits")]
-            reading = Reading(*(torch.where(unsure, of_exact, of_floats) for of_exact, of_floats in pairs))
-        result.append((metric, reading))
+            found = read(metric, step)
+            assert found is not None
+            return checked([(metric, found)], step, second)[0][1]
+
+        reading = replace(reading, digits=_digits(reading, error))
+        result.append((metric, piecewise("agreement.unsure", error > AGREED, exact, reading)))
     return result
 
 
@@ -108,7 +106,7 @@ def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transforme
         return change
     if metric.of == "attention":
         rows_differ = metric.sensitive_to == "row differences"
-        if a.attention is None or b.attention is None:
+        if not isinstance(a.attention, Tensor) or not isinstance(b.attention, Tensor):
             return _change_of_rows(metric, reading, layer, rows_differ)
         valid = layer.valid[:, None].expand(a.attention.shape[:3])
         if rows_differ:
@@ -124,8 +122,8 @@ def _change(metric: Metric, reading: Reading, layer: FloatLayer, net: Transforme
 
 def _change_of_rows(metric: Metric, reading: Reading, layer: FloatLayer, rows_differ: bool) -> Errors:
     """`_change` for attention by rows: of the number of each row; not known for metrics of what rows differ by."""
-    assert layer.numbers is not None and layer.narrow_numbers is not None
-    numbers, narrow = layer.numbers.of_rows.get(metric.name), layer.narrow_numbers.of_rows.get(metric.name)
+    both: tuple[Any, Any] = layer.step.attention, layer.narrow.attention  # `PatternNumbers`
+    numbers, narrow = (of_pass.of_rows.get(metric.name) for of_pass in both)
     if rows_differ or numbers is None or narrow is None:
         return torch.full_like(reading.value, torch.inf)
     valid = layer.valid[:, None]
@@ -203,10 +201,14 @@ def _uncounted(metric: Metric, reading: Reading, state: State, second: Deviation
     perturbation of its result alone does not reach: rounding may have hidden what is counted."""
     width, (_, broken) = state.R.value.shape[-1], state.finite
     less = reading.value < (state.valid.count[:, 0] - 1).clamp(max=width)
-    if metric.rule is None or broken is not None or not must_compute("agreement.fewer", less):
+    if metric.rule is None or broken is not None:
         return torch.zeros_like(less)
-    residual = second.step.state.residual.value
-    return less & (metric.compute(residual, ~state.valid.mask, unit=PERTURBED * EXAGGERATED * UNIT) > reading.value)
+
+    def more() -> Tensor:
+        residual, unit = second.step.state.residual.value, PERTURBED * EXAGGERATED * UNIT
+        return metric.compute(residual, ~state.valid.mask, unit=unit) > reading.value
+
+    return piecewise("agreement.fewer", less, more, torch.zeros_like(less))
 
 
 def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
@@ -216,11 +218,13 @@ def _cut(metric: Metric, reading: Reading, step: DeviationStep) -> Tensor:
     if P is None or metric.of not in ("attention", "heads"):
         return nothing
     cut = comparison.cut_heads(P)
-    if not must_compute("agreement.cut", cut):
-        return nothing
-    if metric.of == "heads":
-        return cut & comparison.alike_rows(P)
-    return cut & reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
+
+    def next_to_nothing() -> Tensor:
+        if metric.of == "heads":
+            return comparison.alike_rows(P)
+        return reading.log10.isfinite() & (reading.log10 * math.log(10) < comparison.FAINT)
+
+    return piecewise("agreement.cut", cut, next_to_nothing, nothing)
 
 
 def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationStep) -> Errors:

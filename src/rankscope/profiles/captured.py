@@ -1,6 +1,6 @@
 """A whole measurement of a batch on a GPU as one CUDA graph: both passes, the readings of all layers, and their marks.
 
-Called by `propagation.py`. The passes and readings are thousands of small kernels, which take longer to start than to
+Called by `measuring.py`. The passes and readings are thousands of small kernels, which take longer to start than to
 run, and their result is a few numbers for each layer. So `captured_steps` hands all of it to `deviation/replay.py` as
 one function of tensors (`_passes`), which records it, captures it and replays it. The numbers of all layers leave the
 GPU in one copy (`_steps`). The layers themselves are copied out of the graph only if a reader asks for more than
@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,18 +23,15 @@ from rankscope.deviation import (
     FloatSecondPass,
     PassInputs,
     StartingTensors,
-    at_layer,
-    block_by_block,
     can_replay,
     joined,
+    layers,
     replay_cache,
-    restored,
     with_second_pass,
 )
-from rankscope.metrics import Metric, Reading
+from rankscope.metrics import Metric, Reading, Readings
 from rankscope.nets import Step, Transformer
-from rankscope.profiles.readers import CapturedNumbers, LayerStep
-from rankscope.profiles.readings import Readings, in_order
+from rankscope.profiles.readers import CapturedNumbers, LayerStep, in_order
 
 
 class Piece(NamedTuple):
@@ -78,18 +76,19 @@ def _passes(
     of_tokens, by_layer = ([m for m in metrics if (m.of == "tokens") is of] for of in (True, False))
     zero = valid.new_zeros((), dtype=torch.float64)
     found: list[tuple[tuple[int, ...], Readings]] = []  # which layers, and readings of these, one after the other
-    layers, steps, defects = [], [], []
-    for index, (step, second) in enumerate(with_second_pass(inputs, together=True) if check else _first_pass(inputs)):
-        rows = second.layer.numbers if isinstance(second, FloatSecondPass) else None
-        layer = LayerStep(net, 0, valid, step, second, rows)
+    kept, steps, defects = [], [], []
+    first = layers(inputs, replayed=False)
+    both: Iterator[tuple[Any, Any]] = with_second_pass(inputs, together=True) if check else zip(first, repeat(None))
+    for index, (step, second) in enumerate(both):
+        layer = LayerStep(net, 0, valid, step, second)
         defects.append(zero if (defect := layer.row_sum_defect) is None else defect)
         found.append(((index,), layer.readings(by_layer)))
-        layers.append(_tokens_alone(layer))  # patterns are read: those of all layers would take too much memory
+        kept.append(_tokens_alone(layer))  # patterns are read: those of all layers would take too much memory
         steps += [step] if hold else []
     for arithmetic in (Step, DeviationStep) if of_tokens else ():
-        group = tuple(index for index, layer in enumerate(layers) if isinstance(layer.step, arithmetic))
+        group = tuple(index for index, layer in enumerate(kept) if isinstance(layer.step, arithmetic))
         if group:
-            found.append((group, _side_by_side([layers[index] for index in group]).readings(of_tokens)))
+            found.append((group, _side_by_side([kept[index] for index in group]).readings(of_tokens)))
     numbers: list[Tensor] = []
     pieces = []
     for indices, readings in found:
@@ -99,7 +98,7 @@ def _passes(
             samples, *rest = reading.value.shape
             shape = (samples // len(indices), *rest)
             pieces.append(Piece(metrics.index(metric), indices, shape, len(parts)))
-    numbers += [torch.stack([layer.finite.double() for layer in layers]), torch.stack(defects)]
+    numbers += [torch.stack([layer.finite.double() for layer in kept]), torch.stack(defects)]
     return CapturedPasses(torch.cat(numbers), tuple(pieces), tuple(steps))
 
 
@@ -111,8 +110,8 @@ def _tokens_alone(layer: LayerStep) -> LayerStep:
     elif second is not None:
         second = DeviationSecondPass(DeviationStep(second.step.layer, second.step.state, None), second.lost)
     if isinstance(step, DeviationStep):
-        return replace(layer, step=DeviationStep(step.layer, step.state, None), second=second, rows=None)
-    return replace(layer, step=Step(step.layer, step.state, None), second=second, rows=None)
+        return replace(layer, step=DeviationStep(step.layer, step.state, None), second=second)
+    return replace(layer, step=Step(step.layer, step.state, None), second=second)
 
 
 def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
@@ -123,14 +122,6 @@ def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:
         return replace(first, valid=floats.valid, step=floats.step, second=replace(first.second, layer=floats))
     valid, step, second = joined([(layer.valid, layer.step, layer.second) for layer in layers])
     return replace(first, valid=valid, step=step, second=second)
-
-
-def _first_pass(inputs: PassInputs) -> Iterator[tuple[DeviationStep, None]]:
-    """The layers of the first pass alone."""
-    at_layer(0)
-    yield restored(DeviationStep(0, inputs.state, None), inputs.order), None
-    for step in block_by_block(inputs):
-        yield restored(step, inputs.order), None
 
 
 def _steps(

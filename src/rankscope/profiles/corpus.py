@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from rankscope.errors import FileError, MetricError, TokensError, require
+from rankscope.errors import FileError, MetricError, TokensError, require, require_one_of
 from rankscope.files import undisturbed
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Encoded, Transformer
@@ -29,29 +29,38 @@ from rankscope.runs import Manifest, Store, difference, key_of, manifest_in
 SAVED_EVERY = 20.0  # seconds between chunks of rows on disk
 
 
+class CorpusOptions(TypedDict, total=False):
+    """What is measured of each excerpt: options of `measure_corpus` and `corpus_steps`."""
+
+    metrics: MetricsLike  # as of `measure`
+    arithmetic: str | Sequence[str]  # one or several of `ARITHMETICS`; "deviation" if left out
+    max_length: int  # the most tokens of an excerpt; 128 if left out
+    batch_size: int  # excerpts that are encoded and run together; 16 if left out
+
+
+CORPUS_OPTIONS: CorpusOptions = {
+    "metrics": DEFAULT_METRICS, "arithmetic": "deviation", "max_length": 128, "batch_size": 16,
+}  # fmt: skip
+"""What is taken for options that are left out."""
+
+
 def measure_corpus(
     nets: Mapping[str, Transformer],
     texts: Iterable[str],
     *,
-    metrics: MetricsLike = DEFAULT_METRICS,
-    arithmetic: str | Sequence[str] = "deviation",
-    tokens: int = 128,
-    batch: int = 16,
     folder: str | Path | Store | None = None,
     progress: Callable[[int], None] | None = None,
+    **options: Unpack[CorpusOptions],
 ) -> Summary:
     """Measure the excerpts of a corpus, at every layer of every variant, for statistics over them.
 
     Args:
         nets: Networks (variants) by name.
         texts: Any number of excerpts; `sources.excerpts` reads them off files.
-        metrics: As of `measure`.
-        arithmetic: One or several of `ARITHMETICS`.
-        tokens: The most tokens of an excerpt.
-        batch: Excerpts that are encoded and run together.
         folder: Where the rows of every excerpt are written (`rankscope.runs.read(folder).table("rows")`), so that
             an interrupted run resumes where it stopped; None keeps them for this call alone.
         progress: Called with the number of excerpts done.
+        **options: Those of `CorpusOptions`, which describes each.
 
     Returns:
         A `Summary`, with exact quantiles over all excerpts.
@@ -69,9 +78,8 @@ def measure_corpus(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if folder is None else folder
         store = folder if isinstance(folder, Store) else stack.enter_context(Store(folder))
-        steps = corpus_steps(nets, texts, store, metrics=metrics, arithmetic=arithmetic, tokens=tokens, batch=batch)
         rows = None
-        for rows in stack.enter_context(closing(steps)):
+        for rows in stack.enter_context(closing(corpus_steps(nets, texts, store, **options))):
             if progress is not None:
                 progress(rows.excerpts)
         if rows is None or not rows.excerpts:
@@ -84,12 +92,9 @@ def corpus_steps(
     texts: Iterable[str],
     store: Store,
     *,
-    metrics: MetricsLike = DEFAULT_METRICS,
-    arithmetic: str | Sequence[str] = "deviation",
-    tokens: int = 128,
-    batch: int = 16,
     saved_every: float = SAVED_EVERY,
     runner: "BatchRunner | None" = None,
+    **options: Unpack[CorpusOptions],
 ) -> Generator[CorpusRows]:
     """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the folder
     held. They are one object, complete whenever it is yielded, also after an interruption. Arguments are those of
@@ -101,25 +106,30 @@ def corpus_steps(
         runner: Measures batches elsewhere and hands them back in order; left out, they are measured here.
     """
     require(nets, "a corpus must be measured on at least one network; received none", MetricError, "nets")
-    require(batch >= 1, f"batch must be at least 1 excerpt; got {batch}", TokensError, "batch")
-    chosen = chosen_metrics("a corpus", metrics)
+    for name in options:
+        require_one_of("an option of a corpus", name, CORPUS_OPTIONS, MetricError, name)
+    asked = CORPUS_OPTIONS | options
+    arithmetic, length, size = asked["arithmetic"], asked["max_length"], asked["batch_size"]
+    require(size >= 1, f"batch_size must be at least 1 excerpt; got {size}", TokensError, "batch_size")
+    chosen = chosen_metrics("a corpus", asked["metrics"])
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
-    key = key_of(nets, metrics=[metric.name for metric in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch)
+    names = [metric.name for metric in chosen]
+    key = key_of(nets, metrics=names, arithmetics=arithmetics, tokens=length, batch=size)  # as in runs already saved
     stream, digest = iter(texts), blake2b(digest_size=16)
-    before = _earlier_chunks(store, key, batch)
+    before = _earlier_chunks(store, key, size)
     rows, read = CorpusRows(store, before, key), 0
     if before:
         read = before[-1].more["read"]
         _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
         yield rows
     at = time.monotonic()
-    work = BatchMeasurement(nets, chosen, arithmetics, tokens)
-    chunks = iter(lambda: list(islice(stream, batch)), [])
+    work = BatchMeasurement(nets, chosen, arithmetics, length)
+    chunks = iter(lambda: list(islice(stream, size)), [])
     measured = ((chunk, work(chunk)) for chunk in chunks) if runner is None else runner(work, chunks)
     try:
         for chunk, profile in measured:
             late = rows.waiting > MOST or time.monotonic() - at > saved_every
-            if len(chunk) < batch or late:
+            if len(chunk) < size or late:
                 # An incomplete batch is the last, and a chunk of its own: a longer corpus goes on before it.
                 rows.flush(read=read, digest=digest.hexdigest())
                 at = time.monotonic()
@@ -135,7 +145,7 @@ def corpus_steps(
             rows.flush(read=read, digest=digest.hexdigest())
 
 
-def _earlier_chunks(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
+def _earlier_chunks(store: Store, key: dict[str, Any], batch_size: int) -> list[Manifest]:
     """The manifests of the chunks in the folder; one that is not of whole batches is taken away."""
     rows = store.folder / NAME
     chunks = store.run.chunks(NAME)
@@ -148,7 +158,7 @@ def _earlier_chunks(store: Store, key: dict[str, Any], batch: int) -> list[Manif
     changed = difference(manifests[0].key or {}, key) if manifests else ""
     sentence = f"{rows} must be of this run; it is of one with other {changed}: {anew}"
     require(not changed, sentence, FileError, str(rows))
-    if manifests and manifests[-1].more["read"] % batch:
+    if manifests and manifests[-1].more["read"] % batch_size:
         store.drop(chunks[-1])
         manifests.pop()
     return manifests
@@ -161,7 +171,7 @@ class BatchMeasurement:
     nets: Mapping[str, Transformer]
     metrics: MetricsLike
     arithmetics: list[str]
-    tokens: int
+    max_length: int
 
     def __call__(self, texts: list[str]) -> Profile | None:
         """Measure these texts; None where no text has a token."""
@@ -169,15 +179,14 @@ class BatchMeasurement:
         encoded: dict[int, Encoded] = {}
         for name, net in self.nets.items():
             if id(net.origin) not in encoded:  # variants share where they came from
-                X, padding = net.encode(texts, self.tokens)
+                X, padding = net.encode(texts, self.max_length)
                 nonempty = ~padding.all(1)
                 encoded[id(net.origin)] = Encoded(X[nonempty], padding[nonempty])
             X, padding = encoded[id(net.origin)]
             if not len(X):
                 return None
             for arithmetic in self.arithmetics:
-                options: Any = {"variant": name, "batch": len(X)}
-                profile = measure(net, X, padding, self.metrics, arithmetic, **options)
+                profile = measure(net, X, padding, self.metrics, arithmetic, variant=name, batch_size=len(X))
                 # What fell back to float64 may have been asked for as well.
                 if profile.arithmetics == [arithmetic] or profile.arithmetics[0] not in self.arithmetics:
                     profiles.append(profile)

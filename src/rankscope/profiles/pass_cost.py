@@ -1,6 +1,6 @@
 """Estimates the memory and the time of a pass before it starts.
 
-Called by `propagation.py`, which refuses a pass that does not fit into memory (`check_memory`) and asks how many
+Called by `measuring.py`, which refuses a pass that does not fit into memory (`check_memory`) and asks how many
 batches fit side by side (`batches_beside`), and by `measuring.py` and the command line, which say how long the pass
 will take (`seconds`).
 
@@ -43,7 +43,7 @@ def check_memory(
     arch: Architecture,
     samples: int,
     tokens: int,
-    batch: int,
+    batch_size: int,
     kind: str,
     device: torch.device,
     streams: bool,
@@ -51,11 +51,11 @@ def check_memory(
 ) -> None:
     """Refuse a pass that cannot fit into the memory of a device: `TooLargeError`, with what would fit.
 
-    Of `samples` with so many `tokens` each, `batch` run together. The `kind` is one of `MATRICES`, or "rows": deviation
-    arithmetic by rows. `streams` says whether another kind would read attention a block of rows at a time, `heads`
-    whether what heads add is read.
+    Of `samples` with so many `tokens` each, `batch_size` run together. The `kind` is one of `MATRICES`, or "rows":
+    deviation arithmetic by rows. `streams` says whether another kind would read attention a block of rows at a time,
+    `heads` whether what heads add is read.
     """
-    count = min(samples, batch)
+    count = min(samples, batch_size)
     needed = pass_bytes(arch, count, tokens, kind, device, heads)
     if needed <= UNNOTICED:
         return
@@ -66,7 +66,7 @@ def check_memory(
     fits = int(free // size)
     most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8))) if kind in MATRICES else int(tokens * free / size)
     if fits:
-        remedy = f"batch={fits} fits"
+        remedy = f"batch_size={fits} fits"
     elif kind == "confirm" and streams:
         remedy = f"confirm=False reads long contexts a block of rows at a time; or {most:,} tokens fit"
     else:
@@ -74,13 +74,13 @@ def check_memory(
     what = {"confirm": "doubled precision", "float": "attention"}.get(kind, "deviation arithmetic")
     sentence = f"{what} of {count} x {tokens:,} tokens in {arch.heads} heads needs about {_in_bytes(needed)}"
     got = f"there are {_in_bytes(free)} of memory free"
-    raise TooLargeError(f"{sentence}; {got}: {remedy}", subject="batch" if fits else "tokens")
+    raise TooLargeError(f"{sentence}; {got}: {remedy}", subject="batch_size" if fits else "tokens")
 
 
-def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
+def batches_beside(arch: Architecture, tokens: int, batch_size: int, kind: str, device: torch.device) -> int:
     """The number of batches of a pass that memory holds at a time, at least one; `kind` as in `check_memory`."""
     free = free_memory(device)
-    size = pass_bytes(arch, batch, tokens, kind, device)
+    size = pass_bytes(arch, batch_size, tokens, kind, device)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(size, 1)))
 
 
@@ -128,16 +128,22 @@ SIDE = {"cpu": 384}  # of the matrices whose product is timed; elsewhere 4,096: 
 
 
 def seconds(
-    arch: Architecture, samples: int, tokens: int, kind: str, dtype: torch.dtype, device: torch.device, batch: int = 16
+    arch: Architecture,
+    samples: int,
+    tokens: int,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    batch_size: int = 16,
 ) -> float:
-    """The time that a pass over `samples` of so many `tokens` each will take, `batch` at a time. The `kind` is "float",
-    "deviation", "checked" (deviation with its second pass) or "confirm"."""
+    """The time that a pass over `samples` of so many `tokens` each will take, `batch_size` at a time. The `kind` is
+    "float", "deviation", "checked" (deviation with its second pass) or "confirm"."""
     cost = COSTS.get(device.type, COSTS["cuda"])[kind]
     # Products of narrow numbers may be many times as fast; what goes over entries is not.
     slow = min(rate(narrow, device) for narrow in {dtype, torch.promote_types(dtype, torch.float32)})
     products = cost.products * multiply_adds(arch, samples, tokens) / rate(dtype, device)
     beside = cost.entries * entries(arch, samples, tokens) / slow
-    return products + beside + cost.start * arch.layers * math.ceil(samples / batch)
+    return products + beside + cost.start * arch.layers * math.ceil(samples / batch_size)
 
 
 def entries(arch: Architecture, samples: int, tokens: int) -> float:

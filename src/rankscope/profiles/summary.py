@@ -28,8 +28,7 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, require_one_of
 from rankscope.figures import power
-from rankscope.profiles.curves import Curves
-from rankscope.profiles.profile import KEYS, NUMBERS, Profile
+from rankscope.profiles.profile import KEYS, NUMBERS, Curves, Profile
 from rankscope.profiles.profile import SCHEMA as RAW
 from rankscope.profiles.views import CurveView, LineName, of_quantiles
 from rankscope.results import Table

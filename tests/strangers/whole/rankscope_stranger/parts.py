@@ -6,7 +6,7 @@ import polars as pl
 
 from rankscope.engine import CellJob
 from rankscope.metrics import Meaning, Metric
-from rankscope.metrics.batch import tokens
+from rankscope.metrics.base import tokens
 from rankscope.monitor import AlarmRule, Fault, Instrument, MetricValues
 from rankscope.remedies import NamedRemedy
 from rankscope.results import Section, Table

@@ -120,7 +120,7 @@ def collapse(
     if dropout:
         table = in_training(changed, X)
     else:
-        table = measure(changed, X, metrics=list(COLLAPSE), arithmetic=arithmetic, batch=4).table
+        table = measure(changed, X, metrics=list(COLLAPSE), arithmetic=arithmetic, batch_size=4).table
     return table.drop("variant", "head").with_columns(
         pl.lit(variant).alias("variant"), pl.lit(mask).alias("mask"), pl.lit(dropout).alias("dropout")
     )

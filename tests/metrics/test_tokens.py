@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankscope.errors import TokensError
 from rankscope.metrics import METRICS, metric, tokens_of
-from rankscope.metrics.batch import tokens
+from rankscope.metrics.base import tokens
 from tests.raising import raises
 
 NAMES = [*(name for name, known in METRICS.items() if known.of == "tokens"), "mu@midrange", "residual@argmin"]
