@@ -16,7 +16,7 @@ from rankscope.explorer.answers import network_with, page_sentence
 from rankscope.explorer.controls import Controls, ForecastRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode, JobCancelled
 from rankscope.explorer.network_cache import NetworkCache, weights_drawn
-from rankscope.forecasts import PARTS, Forecast, Mend, chance_words, forecast, place_of_100
+from rankscope.forecasts import PARTS, Design, Forecast, Mend, chance_words, forecast, place_of_100
 from rankscope.nets import Architecture
 
 FORECAST_SECONDS = 600.0  # that a forecast with its mends may take
@@ -51,7 +51,7 @@ class ForecastPanel:
 
         def forecast_now() -> Forecast:
             if self._last is None or self._last[0] != controls:
-                self._last = controls, forecast(net, init=init)
+                self._last = controls, forecast(net, design=Design(init=init))
             return self._last[1]
 
         answer, mended = self._kept.get(("forecast", controls)), self._kept.get(("mends", controls))

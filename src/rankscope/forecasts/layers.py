@@ -55,7 +55,7 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         plan: What the network is to learn, and how.
         theory: Whether columns of theory are filled.
     """
-    batch = plan.task.batch(plan.recipe.batch, plan.seed, 0).part(slice(SAMPLES))
+    batch = plan.task.batch(plan.recipe.batch_size, plan.recipe.seed, 0).part(slice(SAMPLES))
     net, notes = model.network().to(torch.float64), []
     X = model.tokens(batch.inputs).detach().double()
     profile = measure(net, X, batch.padding, ["relative_residual", "entropy"])

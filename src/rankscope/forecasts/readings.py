@@ -80,14 +80,13 @@ WeightKinds = Mapping[str, Sequence[WeightPart] | None]
 """By kind, its weights, none of a part that a network has not; None where it is not known which they are."""
 
 
-def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[str, float]:
+def readings(model: Model, task: Task, recipe: Recipe) -> dict[str, float]:
     """Return every reading of the module's table, by name.
 
     Args:
         model: An embedding, a network and a head, at initialisation; nothing in it is changed.
         task: What it is to learn.
-        recipe: Learning rate, steps and batch of its training.
-        seed: What batches and the drift are drawn from.
+        recipe: Learning rate, steps and batch of its training, and the seed of batches and of the drift.
 
     >>> from rankscope.lab.tasks import Copying
     >>> from rankscope.lab import Training
@@ -98,12 +97,12 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
     (True, True)
     """
     with eval_mode(model):
-        batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
+        batches = [task.batch(recipe.batch_size, recipe.seed, step) for step in (0, 1)]
         weights = trained_weights(model)
         values, logits = _look(model, recipe, batches, keep=True)
         values |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
         values |= weight_readings(weights, _kinds(weights), recipe)
-        with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
+        with drifted(model, recipe):
             later, _ = _look(model, recipe, batches)
         return values | {f"drift_{name}": value for name, value in later.items()}
 
@@ -135,10 +134,11 @@ def architecture_numbers(arch: Architecture, lr: float) -> dict[str, float]:
 
 
 @contextmanager
-def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
-    """Within this context every weight is moved by a normal number times the distance; then they are as before. Writing
-    to `.data` leaves their version as it is: a graph that a person has made of them can still be differentiated."""
-    draw = torch.Generator().manual_seed(seed)
+def drifted(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Within this context every weight is moved by a normal number times `lr sqrt(steps)`; then they are as before.
+    Writing to `.data` leaves their version as it is, so a graph that the user made of them can still be differentiated.
+    """
+    distance, draw = recipe.lr * math.sqrt(recipe.steps), torch.Generator().manual_seed(recipe.seed)
     kept = [(weight, weight.detach().clone()) for weight in trained_weights(model).values()]
     try:
         with torch.no_grad():

@@ -13,12 +13,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import LabError, require
+from rankscope.errors import LabError, require, require_one_of
 from rankscope.files import atomic
 from rankscope.lab.model import Initialisation, Model
 from rankscope.lab.module import eval_mode
@@ -41,21 +41,32 @@ CHECKPOINT = "checkpoint.pt"
 class Recipe:
     """The training of a network: AdamW, a warm-up, then a cosine down to zero.
 
+    Raises:
+        LabError: A number is one that no training has: no steps, no samples, no learning rate.
+
     >>> recipe = Recipe(steps=100, warmup=0.1)
     >>> [round(recipe.lr_scale(step), 2) for step in (0, 4, 9, 55, 99)]
     [0.1, 0.5, 1.0, 0.5, 0.0]
     """
 
-    steps: int = 600
-    batch: int = 16
-    lr: float = 1e-3
+    steps: int = 300
+    batch_size: int = 16  # Samples of a step
+    lr: float = 1e-3  # The largest learning rate
     warmup: float = 0.05  # The share of all steps in which the learning rate rises
     weight_decay: float = 0.01  # Decoupled; of matrices and tables alone
     max_norm: float = 1.0  # The longest gradient: longer ones are scaled down to it
-    seed: int = 0
+    seed: int = 0  # What weights, samples and dropout are drawn from
     measure_every: int = 20  # Steps between measurements of the monitor
     checkpoint_every: int = 100  # Steps between checkpoints
     frozen: tuple[str, ...] = ()  # Parameters that stay as they start, by the last part of their names: `("gain",)`
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 1, "batch_size": 1, "seed": 0}.items():
+            count = getattr(self, name)
+            fits = isinstance(count, int) and least <= count < 2**31
+            require(fits, f"{name} must be a whole number from {least} on; got {count!r}", LabError, name)
+        above = isinstance(self.lr, int | float) and 0 < self.lr < math.inf
+        require(above, f"lr must be a number above zero; got {self.lr!r}", LabError, "lr")
 
     def lr_scale(self, step: int) -> float:
         """The share of the learning rate at a step: a straight rise, then half a cosine."""
@@ -72,6 +83,25 @@ class TaskEvaluation(NamedTuple):
     accuracy: float
 
 
+class RunOptions(TypedDict, total=False):
+    """Options of `Training`: where networks are trained, and what is kept of it."""
+
+    run: str | Path | None
+    """A folder for the checkpoint, from which the same training resumes, and for what the monitor of each network
+    writes (in `run`, or in `run/seed-K`); nothing is kept if left out."""
+    monitored: bool  # With False, `run` has the checkpoint alone; True if left out
+    metrics: Sequence[str]  # What monitors measure; `MONITOR_METRICS` if left out
+    alarms: Callable[[], Sequence[AlarmSource]] | None  # Makes the rules of each monitor; the usual ones if left out
+    device: torch.device | str  # Where networks are trained; "cpu" if left out
+    dtype: torch.dtype  # The precision of their parameters; float32 if left out
+    capture: bool
+    """Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run` nor dropout; False if
+    left out."""
+    model: Callable[..., Model]
+    """Makes the model of each seed, called as `Model` is, which it is if left out: a subclass, or a partial of one,
+    such as `partial(PathModel, lengths=(0, 1, 1))` of the studies."""
+
+
 class Training:
     """A training of one or several networks; iterate over it to train, and it gives the number of each step.
 
@@ -82,20 +112,10 @@ class Training:
         seeds: One network for each, and several learn at once (`steps.py`); the recipe's seed if left out.
         remedies: Put onto every network, as by `net.with_remedy`.
         initialisation: What networks are before they learn.
-        run: A folder for the checkpoint, from which the same training resumes, and for what the monitor of
-            each network writes (in `run`, or in `run/seed-K`).
-        device: Where networks are trained.
-        dtype: The precision of their parameters.
-        metrics: What monitors measure.
-        alarms: Makes the rules of each monitor; the usual ones if left out.
-        monitored: With False, `run` has the checkpoint alone.
-        capture: Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run`
-            nor dropout.
-        model: Makes the model of each seed, called as `Model` is: a subclass, or a partial of one, such as
-            `partial(PathModel, lengths=(0, 1, 1))` (`path_model.py`).
+        options: Where networks are trained and what is kept: `RunOptions` has them one by one.
 
     Raises:
-        LabError: Seeds are not different numbers.
+        LabError: Seeds are not different numbers, or an option is none.
         ArchitectureError: A remedy does not go onto the architecture, or has tokens read later ones.
 
     >>> from rankscope.lab.tasks import Copying
@@ -114,26 +134,29 @@ class Training:
         seeds: Sequence[int] | None = None,
         remedies: Sequence[str | Remedy] = (),
         initialisation: Initialisation | None = None,
-        run: str | Path | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        metrics: Sequence[str] = MONITOR_METRICS,
-        alarms: Callable[[], Sequence[AlarmSource]] | None = None,
-        monitored: bool = True,
-        capture: bool = False,
-        model: Callable[..., Model] = Model,
+        **options: Unpack[RunOptions],
     ) -> None:
+        for name in options:
+            require_one_of("option of Training", name, RunOptions.__annotations__, LabError)
         self.task, self.recipe, self.initialisation = task, recipe or Recipe(), initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         sentence = f"seeds must be different numbers, at least one; got {self.seeds}"
         require(self.seeds and len(set(self.seeds)) == len(self.seeds), sentence, LabError, "seeds")
-        self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
-        self.make_model, self.device, self.metrics, self.alarms = model, torch.device(device), tuple(metrics), alarms
-        options = remedies, self.recipe.frozen, dtype, model
-        drawn = (self.initialisation.model(arch, task.interface, seed, *options) for seed in self.seeds)
-        self.models = [network.to(self.device) for network in drawn]
+        run = options.get("run")
+        self.run, self.monitored = (
+            None if run is None else Path(run),
+            options.get("monitored", True) and run is not None,
+        )
+        self.metrics, self.alarms = tuple(options.get("metrics", MONITOR_METRICS)), options.get("alarms")
+        self.make_model, self.device = options.get("model", Model), torch.device(options.get("device", "cpu"))
+        dtype = options.get("dtype", torch.float32)
+        drawn = remedies, self.recipe.frozen, dtype, self.make_model
+        self.models = [
+            self.initialisation.model(arch, task.interface, seed, *drawn).to(self.device) for seed in self.seeds
+        ]
         self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
-        fast = capture and self.device.type == "cuda" and run is None and not self.initialisation.dropout
+        fast = options.get("capture", False) and self.device.type == "cuda" and run is None
+        fast = fast and not self.initialisation.dropout
         self.optimizer = self._optimizer(fast)
         self.captured = CapturedStep(self._batch_losses, self.optimizer, self._clip) if fast else None
         self.steps = 0
@@ -238,7 +261,7 @@ class Training:
         return optimizer_step(self._batch_losses(batches, drops), self.optimizer, clip)
 
     def _batches(self, step: int) -> list[Batch]:
-        return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
+        return [self.task.batch(self.recipe.batch_size, seed, step).to(self.device) for seed in self.seeds]
 
     def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
         logits = self.learner.logits(batches, drops or [None] * len(batches))
