@@ -21,10 +21,9 @@ from rankscope.forecasts.gradients import GradientProfile, gradients
 from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
-from rankscope.forecasts.readings import IN_BLOCKS
+from rankscope.forecasts.readings import IN_BLOCKS, token_curves
 from rankscope.lab import Model
 from rankscope.nets import Transformer
-from rankscope.profiles import measure
 from rankscope.results import Table
 from rankscope.shapes import Float
 
@@ -56,12 +55,11 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         theory: Whether columns of theory are filled.
     """
     batch = plan.task.batch(plan.recipe.batch_size, plan.recipe.seed, 0).part(slice(SAMPLES))
-    net, notes = model.network().to(torch.float64), []
+    residual, entropy = token_curves(model, batch, check=True)
+    net, notes = model.network(torch.float64), []
     X = model.tokens(batch.inputs).detach().double()
-    profile = measure(net, X, batch.padding, ["relative_residual", "entropy"])
     columns: dict[str, Any] = {"layer": list(range(net.arch.layers + 1))}
-    marked = profile.curve("relative_residual", "below_floor").bool()
-    columns["residual"] = profile.curve("relative_residual", "log10").masked_fill(marked, math.nan).mean(0).tolist()
+    columns["residual"] = residual.log10.masked_fill(residual.below_floor, math.nan).mean(0).tolist()
     exponents: dict[str, float] = {}
     phases: list[Phase] = []
     if batch.padding is not None and bool(batch.padding.any()):
@@ -90,7 +88,7 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         columns["boundary"] = [math.nan, *(phase.distance for phase in phases)]
         exponents["angle_theory"] = sum(phase.angle_exponent for phase in phases) / len(phases)
         exponents["gradient_theory"] = log_gradient(phases, X.shape[1]) / len(phases)
-    columns["entropy"] = profile.curve("entropy").nanmean((0, 2)).tolist()
+    columns["entropy"] = entropy.nanmean((0, 2)).tolist()
     return filled_table(columns), exponents, notes
 
 

@@ -46,8 +46,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.lab import UNLABELLED, Batch, Model, Recipe, Task, eval_mode
+from rankscope.metrics import METRICS, Reading
 from rankscope.nets import Architecture
-from rankscope.profiles import measure
+from rankscope.profiles import MetricReader, one_pass
 
 KINDS: dict[str, tuple[str, ...]] = {
     "query": ("attention.query.",),
@@ -99,11 +100,12 @@ def readings(model: Model, task: Task, recipe: Recipe) -> dict[str, float]:
     with eval_mode(model):
         batches = [task.batch(recipe.batch_size, recipe.seed, step) for step in (0, 1)]
         weights = trained_weights(model)
-        values, logits = _look(model, recipe, batches, keep=True)
+        kinds = _kinds(weights)
+        values, logits = _look(model, recipe, batches, kinds, keep=True)
         values |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
-        values |= weight_readings(weights, _kinds(weights), recipe)
+        values |= weight_readings(weights, kinds, recipe)
         with drifted(model, recipe):
-            later, _ = _look(model, recipe, batches)
+            later, _ = _look(model, recipe, batches, kinds)
         return values | {f"drift_{name}": value for name, value in later.items()}
 
 
@@ -153,7 +155,7 @@ def drifted(model: nn.Module, recipe: Recipe) -> Iterator[None]:
 
 
 def _look(
-    model: Model, recipe: Recipe, batches: Sequence[Batch], keep: bool = False
+    model: Model, recipe: Recipe, batches: Sequence[Batch], kinds: WeightKinds, keep: bool = False
 ) -> tuple[dict[str, float], Tensor]:
     """(Gradients of two batches, shares of the output, residuals and entropy; logits of the first batch, whose graph
     can still be differentiated if `keep`)."""
@@ -167,19 +169,26 @@ def _look(
         labelled = batch.labels != UNLABELLED
         loss = input_loss(logits[labelled], batch.labels[labelled])
         gradients.append(gradient_of(loss, weights, keep=keep and not index))
-    return values | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0]), first
+    residual, entropy = token_curves(model, batches[0].part(slice(SAMPLES)), check=False)
+    values |= gradient_readings(gradients, kinds, recipe)
+    return values | profile_readings(residual.log10, entropy[:, 1:]), first
 
 
 def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:
     """Weights of a model of the lab by kind, as their names say."""
-    parts = []
+    kinds: dict[str, list[WeightPart]] = {kind: [] for kind in ("all", "blocks", *KINDS)}
     for name in weights:
         _, in_block, rest = name.partition("layers.")
-        parts.append(WeightPart(name, int(rest.partition(".")[0]) if in_block else None))
-    kinds = {"all": parts, "blocks": [part for part in parts if part.layer is not None]}
-    return kinds | {
-        kind: [part for part in parts if any(mark in part.name for mark in marks)] for kind, marks in KINDS.items()
-    }
+        part = WeightPart(name, int(rest.partition(".")[0]) if in_block else None)
+        kinds["all"].append(part)
+        if in_block:
+            kinds["blocks"].append(part)
+        for kind, marks in KINDS.items():
+            for mark in marks:
+                if mark in name:
+                    kinds[kind].append(part)
+                    break
+    return kinds
 
 
 def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) -> dict[str, float]:
@@ -305,15 +314,26 @@ def _explained(centred: Tensor, group: Tensor, total: float) -> float:
 
 
 @torch.no_grad()
-def _profile(model: Model, batch: Batch) -> dict[str, float]:
-    """Residuals and entropy of a few samples, in deviation arithmetic where it has rules."""
-    part = batch.part(slice(SAMPLES))
-    net = model.network()
-    profile = measure(
-        net.to(torch.float64), model.tokens(part.inputs).double(), part.padding, ["relative_residual", "entropy"],
-        check=False,
-    )  # fmt: skip
-    return profile_readings(profile.curve("relative_residual", "log10"), profile.curve("entropy")[:, 1:])
+def token_curves(model: Model, batch: Batch, *, check: bool) -> tuple[Reading, Tensor]:
+    """(Relative residuals `[sample, layer]`, layer 0 the input; entropy of attention `[sample, layer, head]`, NaN at
+    layer 0) of a few samples, in deviation arithmetic where it has rules.
+
+    Args:
+        model: Embedding, network and head.
+        batch: The samples.
+        check: Whether a second pass says which residuals rounding decided, as in `measure`.
+    """
+    metrics = METRICS["relative_residual"], METRICS["entropy"]
+    net, reader = model.network(torch.float64), MetricReader(metrics)
+    one_pass(net, model.tokens(batch.inputs).double(), batch.padding, [reader], check=check)
+    rows = reader.result()
+    residuals = [row.reading for row in rows if row.metric is metrics[0]]
+    by_head = torch.full((len(batch), len(residuals), net.arch.heads), torch.nan, dtype=torch.float64)
+    for row in rows:
+        if row.metric is metrics[1]:
+            by_head[:, row.layer] = row.reading.value
+    columns = ([getattr(reading, name) for reading in residuals] for name in ("value", "log10", "floor"))
+    return Reading(*(torch.stack(column, 1) for column in columns)), by_head
 
 
 def profile_readings(residual: Tensor, entropy: Tensor | None) -> dict[str, float]:

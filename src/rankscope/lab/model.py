@@ -193,9 +193,9 @@ class Model(nn.Module):
         valid = (~padding).to(Y.dtype)[..., None]
         return self.head((Y * valid).sum(1) / valid.sum(1))
 
-    def network(self) -> Transformer:
-        """The network as it is now, without embedding and head."""
-        return self.net.network()
+    def network(self, dtype: torch.dtype | None = None) -> Transformer:
+        """The network as it is now, without embedding and head, in its own dtype or another."""
+        return self.net.network(dtype)
 
 
 def with_gains(net: Transformer, gains: Sequence[tuple[str, float]]) -> Transformer:

@@ -177,13 +177,15 @@ class Trainable(nn.Module):
         (last,) = deque(self.states(X, padding, drop, net), maxlen=1)
         return net.finish(last)
 
-    def network(self) -> Transformer:
-        """The trained network, which `save` writes and `load` reads; what parametrises tensors is multiplied
-        into them, as it is in evaluation."""
+    def network(self, dtype: torch.dtype | None = None) -> Transformer:
+        """The trained network, which `save` writes and `load` reads, in its own dtype or another; what parametrises
+        tensors is multiplied into them, as it is in evaluation."""
         with torch.no_grad(), eval_mode(self):
-            learnt = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
-        net = Transformer.from_weights(self.arch, learnt)
-        return replace(net, origin=self.origin, memory=self.memory)
+            learnt = {name: t.detach().to(dtype or t.dtype, copy=True) for name, t in self.tensors().items()}
+        memory = self.memory
+        if memory is not None and dtype is not None:
+            memory = Memory(memory.tokens.to(dtype), memory.valid)
+        return replace(Transformer.from_weights(self.arch, learnt), origin=self.origin, memory=memory)
 
 
 @contextmanager
