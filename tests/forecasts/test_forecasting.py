@@ -279,8 +279,7 @@ def test_the_residual_is_called_by_its_name(found: Forecast) -> None:
     """In its norm it may be above 1: it is no share of a length."""
     table = pl.DataFrame({"residual": [0.0, 0.12], "gradient": [0.0, 0.0], "value": [0.0, 0.0], "query": [0.0, 0.0],
                           "key": [0.0, 0.0]})  # fmt: skip
-    assert isinstance(found.plan, Plan)
-    apart = sentences(found.plan, table, found.readings, found.prediction, (), ())
+    apart = sentences(replace(found, table=table, notes=(), doubts=()))
     assert "Tokens stay apart: after the last layer their relative residual is 1.3; 0 is all the same." in apart
     (said,) = [sentence for sentence in found.verdict if "Tokens become the same" in sentence]
     first = int(said.split("from layer ")[1].split()[0])
@@ -331,6 +330,5 @@ def test_where_tokens_become_the_same_is_the_layer_after_the_last_in_which_they_
 ) -> None:
     zeros = [0.0] * len(logs)
     table = pl.DataFrame({"residual": logs, "gradient": zeros, "value": zeros, "query": zeros, "key": zeros})
-    assert isinstance(found.plan, Plan)
-    told = sentences(found.plan, table, found.readings, found.prediction, (), ())
+    told = sentences(replace(found, table=table, notes=(), doubts=()))
     assert [line for line in told if line.endswith(said)] and len(told) == len(set(told))

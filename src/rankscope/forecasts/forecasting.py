@@ -110,7 +110,7 @@ class Forecast(Result):
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
         if isinstance(self.plan, DescribedPlan) and self.plan.verdict:
             return list(self.plan.verdict)
-        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes, self.doubts)
+        return sentences(self)
 
     def mends(
         self,

@@ -55,9 +55,9 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         theory: Whether columns of theory are filled.
     """
     batch = plan.task.batch(plan.recipe.batch_size, plan.recipe.seed, 0).part(slice(SAMPLES))
-    residual, entropy = token_curves(model, batch, check=True)
     net, notes = model.network(torch.float64), []
     X = model.tokens(batch.inputs).detach().double()
+    residual, entropy = token_curves(net, X, batch.padding, check=True)
     columns: dict[str, Any] = {"layer": list(range(net.arch.layers + 1))}
     columns["residual"] = residual.log10.masked_fill(residual.below_floor, math.nan).mean(0).tolist()
     exponents: dict[str, float] = {}

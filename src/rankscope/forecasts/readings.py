@@ -47,7 +47,7 @@ from torch.nn import functional as F
 
 from rankscope.lab import UNLABELLED, Batch, Model, Recipe, Task, eval_mode
 from rankscope.metrics import METRICS, Reading
-from rankscope.nets import Architecture
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import MetricReader, one_pass
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -169,7 +169,9 @@ def _look(
         labelled = batch.labels != UNLABELLED
         loss = input_loss(logits[labelled], batch.labels[labelled])
         gradients.append(gradient_of(loss, weights, keep=keep and not index))
-    residual, entropy = token_curves(model, batches[0].part(slice(SAMPLES)), check=False)
+    part = batches[0].part(slice(SAMPLES))
+    X = model.tokens(part.inputs).detach().double()
+    residual, entropy = token_curves(model.network(torch.float64), X, part.padding)
     values |= gradient_readings(gradients, kinds, recipe)
     return values | profile_readings(residual.log10, entropy[:, 1:]), first
 
@@ -314,21 +316,16 @@ def _explained(centred: Tensor, group: Tensor, total: float) -> float:
 
 
 @torch.no_grad()
-def token_curves(model: Model, batch: Batch, *, check: bool) -> tuple[Reading, Tensor]:
+def token_curves(net: Transformer, X: Tensor, padding: Tensor | None, *, check: bool = False) -> tuple[Reading, Tensor]:
     """(Relative residuals `[sample, layer]`, layer 0 the input; entropy of attention `[sample, layer, head]`, NaN at
-    layer 0) of a few samples, in deviation arithmetic where it has rules.
-
-    Args:
-        model: Embedding, network and head.
-        batch: The samples.
-        check: Whether a second pass says which residuals rounding decided, as in `measure`.
-    """
+    layer 0) of tokens X, in deviation arithmetic where it has rules; with `check` a second pass says which residuals
+    rounding decided, as in `measure`."""
     metrics = METRICS["relative_residual"], METRICS["entropy"]
-    net, reader = model.network(torch.float64), MetricReader(metrics)
-    one_pass(net, model.tokens(batch.inputs).double(), batch.padding, [reader], check=check)
+    reader = MetricReader(metrics)
+    one_pass(net, X, padding, [reader], check=check)
     rows = reader.result()
     residuals = [row.reading for row in rows if row.metric is metrics[0]]
-    by_head = torch.full((len(batch), len(residuals), net.arch.heads), torch.nan, dtype=torch.float64)
+    by_head = torch.full((len(X), len(residuals), net.arch.heads), torch.nan, dtype=torch.float64)
     for row in rows:
         if row.metric is metrics[1]:
             by_head[:, row.layer] = row.reading.value
