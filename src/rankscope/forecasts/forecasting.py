@@ -344,8 +344,8 @@ def _doubts(plan: Plan | DescribedPlan, prediction: Prediction) -> tuple[str, ..
     doubts, usual = [], Recipe()
     outside = Predictor.shipped().outside(plan.settings)
     for name in ("warmup", "weight_decay", "max_norm", "frozen"):
-        told, trained = getattr(plan.recipe, name), getattr(usual, name)
-        outside += [f"{name} {told} (trained: {trained})"] if told != trained else []
+        value, trained = getattr(plan.recipe, name), getattr(usual, name)
+        outside += [f"{name} {value} (trained: {trained})"] if value != trained else []
     if outside:
         doubts.append(f"no trained design had {', '.join(outside)}")
     if plan.task_name not in LEARNT:

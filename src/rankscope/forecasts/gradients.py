@@ -126,7 +126,7 @@ WITHIN = 340.0  # tokens beyond e^340 (1e148) are not taken through a block: the
 TINY, LIFTED = math.log(1e-130), math.log(1e-40)  # tokens below the first are lifted to the second (`_lift`)
 SAME = math.log(1e-9)  # the share up to which a block of lifted tokens gives what it gives of these, lifted
 FAINT = -300.0  # the log below which the gradient of a sample beside the largest one is nothing to weights
-HIDDEN = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.memory`
+TOKENS = ""  # the name of tokens among what one block leaves to the next; the others are names of `rules.memory`
 
 
 def gradients(
@@ -169,9 +169,8 @@ def gradients(
     logs, perturbed = (_Pass(inputs, kinds, layers, moves).run(cotangent) for moves in (False, True))
     readings = {}
     for name, log in logs.items():  # marked where another pass differs; of logs beyond 1000, by over 1e-10 of them
-        other = perturbed[name]
-        error = (log - other).abs() / (log.abs() / 1e3).clamp(min=1.0)
-        agreed = (error <= AGREED) & (log.abs() < FARTHEST) | (log == other) & (log == -torch.inf)
+        error = (log - perturbed[name]).abs() / (log.abs() / 1e3).clamp(min=1.0)
+        agreed = (error <= AGREED) & (log.abs() < FARTHEST) | (log == perturbed[name]) & (log == -torch.inf)
         readings[name] = LogReadings(log / math.log(10), ~agreed)
     tokens, separation = readings.pop("tokens"), readings.pop("separation")
     return GradientProfile(tokens, readings, separation)
@@ -205,7 +204,7 @@ class _Cotangents(NamedTuple):
     @property
     def log_norm(self) -> Tensor:
         """The log of the norm at tokens, of all samples together."""
-        return _total(self.log + log_norm(self.parts[HIDDEN], 1))
+        return _total(self.log + log_norm(self.parts[TOKENS], 1))
 
 
 class ReadRecorder:
@@ -273,7 +272,7 @@ class _Pass:
             X = state.tokens(lift).requires_grad_()
             output = self.net.finish(X)
         lift = _checked(lift, output, finish(self.net, state).tokens(lift))
-        at = _Cotangents.of({HIDDEN: torch.autograd.grad(output, X, cotangent)[0]}, 0 * lift)
+        at = _Cotangents.of({TOKENS: torch.autograd.grad(output, X, cotangent)[0]}, 0 * lift)
         tokens, by_layer, zero = [at.log_norm], [], torch.full_like(at.log[0], -torch.inf)
         while graphs:
             sizes, at = self._backward(graphs.pop(), at)
@@ -292,11 +291,11 @@ class _Pass:
         weights = self.leaves[block.index]
         with torch.enable_grad():
             output = traverse(block.with_weights(weights), self.plain, X).state
-        left = {HIDDEN: output} | {name: part for name, part in memory.items() if isinstance(part, Tensor)}
+        left = {TOKENS: output} | {name: part for name, part in memory.items() if isinstance(part, Tensor)}
         gated = arch.mlp in ("gated", "experts")
         known = not gated or (arch.mlp_skip == 0 and not arch.parallel)  # a skip is of another degree
         lift = _checked(lift, output, after.tokens(lift * (1 + gated)), known)
-        return _Graph(block, {HIDDEN: X, **kept}, weights, left, lift, 1 + gated)
+        return _Graph(block, {TOKENS: X, **kept}, weights, left, lift, 1 + gated)
 
     def _backward(self, graph: _Graph, at: _Cotangents) -> tuple[dict[str, Tensor], _Cotangents]:
         """(logs of the norms of gradients by kind of weight, the gradient at what the block read)."""

@@ -99,7 +99,16 @@ def read_module(
     for name, decides in {"batch_size": "the inputs decide", "frozen": "requires_grad of its weights decides"}.items():
         sentence = f"{name} of a recipe is of networks that are drawn; of a module {decides}: leave {name} out"
         require(getattr(recipe, name) == getattr(Recipe(), name), sentence, LabError, name)
-    model = unwrapped(_whole(model))
+    refusal = ""
+    if is_sharded(model):
+        refusal = "are sharded or split over devices (FSDP, ZeRO-3, DTensor): forecast it before that"
+    elif any(weight.is_meta or is_lazy(weight) for weight in model.parameters()):
+        refusal = "are not drawn yet, or on the meta device: draw them first"
+    elif any(type(part).__name__ == "DistributedDataParallel" for part in submodules(unwrapped(model))):
+        refusal = "are partly wrapped in DDP, which counts their calls: forecast it before that"
+    sentence = f"a module must have its weights to itself; those of {type(model).__name__} {refusal}"
+    require(not refusal, sentence, LabError, "model")
+    model = unwrapped(model)
     batches = given.batches(model)
     sentence = f"{type(model).__name__} has no weights to train: none requires a gradient"
     require(trained_weights(model), sentence, LabError, "model")
@@ -119,20 +128,6 @@ def read_module(
     layers = curves.residual.shape[1] - 1
     described = {"module": type(model).__name__, "layers": layers, "width": reader.width, "heads": heads}
     return DescribedPlan(described, replace(recipe, batch_size=curves.samples)), point, table, reader.notes
-
-
-def _whole(model: nn.Module) -> nn.Module:
-    """Return the module; raises if its weights are sharded, on the meta device or partly wrapped in DDP."""
-    came = ""
-    if is_sharded(model):
-        came = "are sharded or split over devices (FSDP, ZeRO-3, DTensor): forecast it before that"
-    elif any(weight.is_meta or is_lazy(weight) for weight in model.parameters()):
-        came = "are not drawn yet, or on the meta device: draw them first"
-    elif any(type(part).__name__ == "DistributedDataParallel" for part in submodules(unwrapped(model))):
-        came = "are partly wrapped in DDP, which counts their calls: forecast it before that"
-    sentence = f"a module must have its weights to itself; those of {type(model).__name__} {came}"
-    require(not came, sentence, LabError, "model")
-    return model
 
 
 @dataclass
@@ -167,7 +162,7 @@ class ModuleReader:
     def start(self) -> tuple[TokenCurves, dict[str, float]]:
         """(What was watched, every reading at initialisation)."""
         first = self._pass(0)
-        self._refuse_hidden(first)
+        self._refuse_kept_weights(first)
         self.kinds = weight_kinds(self.model, self.plan.blocks, self.weights, first.head)
         self._note_loss(first)
         unknown = [kind for kind, parts in self.kinds.items() if parts is None]
@@ -178,13 +173,13 @@ class ModuleReader:
         readings = self.look(curves) | self._curvature()
         return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
 
-    def _refuse_hidden(self, made: LivePass) -> None:
+    def _refuse_kept_weights(self, made: LivePass) -> None:
         """Refuse a module that still computes with its own weights after copies were put in their place."""
         given = self.given_weights
         reached = torch.autograd.grad(made.loss, list(given.values()), retain_graph=True, allow_unused=True)
-        if hidden := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
-            came = f"{type(self.model).__name__} keeps {hidden[0]} in another place too (a closure, a dictionary)"
-            raise LabError(f"a module must take its weights from its attributes, to be read; {came}", subject="model")
+        if kept := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
+            where = f"{type(self.model).__name__} keeps {kept[0]} in another place too (a closure, a dictionary)"
+            raise LabError(f"a module must take its weights from its attributes, to be read; {where}", subject="model")
 
     def look(self, curves: TokenCurves) -> dict[str, float]:
         """What is read again after the drift: shares of the output, input gradients of two batches, residuals and

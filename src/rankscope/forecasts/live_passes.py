@@ -77,8 +77,8 @@ class LiveBatch:
             LabError: It is none of these, or holds no tensor.
         """
         if not isinstance(batch, Tensor | Mapping | tuple | list):
-            came = f"received a {type(batch).__name__}"
-            raise LabError(f"a batch of inputs must be a tensor, a tuple or a dictionary; {came}", subject="inputs")
+            sentence = "a batch of inputs must be a tensor, a tuple or a dictionary"
+            raise LabError(f"{sentence}; received a {type(batch).__name__}", subject="inputs")
         args = (batch,) if isinstance(batch, Tensor) else () if isinstance(batch, Mapping) else tuple(batch)
         kwargs = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -170,8 +170,8 @@ def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: 
         output = batch.called(model, dtype)
     value = loss_in(output, None if loss is None else lambda output: loss(output, batch.given))
     if value is None:
-        came = f"{type(model).__name__} returned a {type(output).__name__} without a .loss that has a gradient"
-        raise LabError(f"loss must be given, or be part of what the model returns; {came}", subject="loss")
+        returned = f"{type(model).__name__} returned a {type(output).__name__} without a .loss that has a gradient"
+        raise LabError(f"loss must be given, or be part of what the model returns; {returned}", subject="loss")
     live_pass = LivePass(value.reshape(()))
     for z in dict.fromkeys((*floating_tensors(output), *floating_tensors(getattr(output, "logits", None)))):
         if (labels := _labels(live_pass.loss, z)) is not None:

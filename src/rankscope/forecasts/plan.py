@@ -222,9 +222,9 @@ def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Archit
     the `tokens` of a sample.
 
     Raises:
-        ArchitectureError: The network reads a memory.
+        ArchitectureError: The network has cross-attention.
     """
-    sentence = "a forecast is of one stack of blocks; this network reads a memory too"
+    sentence = "a forecast is of one stack of blocks; this network reads the output of another"
     advice = "forecast its encoder, or a decoder without cross-attention"
     require(not arch.cross_attention, f"{sentence}: {advice}", ArchitectureError, "cross_attention")
     notes = []

@@ -1,7 +1,7 @@
 """`Predictor`: what a training will make of a network, from what is read off it before its first step.
 
 A Gaussian process: the networks that were trained, each a point x whose entries are its readings and the numbers of
-its architecture (`readings.py`), and what came of them, its values. The package has both: `TABLE`, a row for each
+its architecture (`readings.py`), and what became of them, its values. The package has both: `TABLE`, a row for each
 training, and `POINTS`, what was read off each design before its first step; `python -m rankscope_studies.forecasts`
 trains, reads and writes them. With weights w, one for each entry, fitted to the trainings (the studies'
 `forecasts/fitting.py`), two networks are as similar as
@@ -328,33 +328,33 @@ class Predictor:
         Raises:
             LabError: Nothing is known.
         """
-        by = self.knowing(point)
-        table = pl.DataFrame([{name: point[name] for name in by.names}])
-        averages, places, spreads = by.predict_all(table)
-        similar = by.similarity(by.entries(table), by.points)[0]
+        predictor = self.knowing(point)
+        table = pl.DataFrame([{name: point[name] for name in predictor.names}])
+        averages, places, spreads = predictor.predict_all(table)
+        similar = predictor.similarity(predictor.entries(table), predictor.points)[0]
         nearest = np.argsort(-similar)[:NEAREST]
-        named = by.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
+        named = predictor.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
         most, values = float(similar[nearest[0]]), _known(table.to_numpy()[0])
-        outside = (values < by._sorted[0]) | (values > by._sorted[-1])
-        beyond = np.array(by.names)[outside & (by.weights >= WEIGHTY * by.weights.max())].tolist()
+        outside = (values < predictor._sorted[0]) | (values > predictor._sorted[-1])
+        beyond = np.array(predictor.names)[outside & (predictor.weights >= WEIGHTY * predictor.weights.max())].tolist()
         return Prediction(
-            probability=float(by.probabilities(averages)[0]),
+            probability=float(predictor.probabilities(averages)[0]),
             place=float(places[0]),
             place_spread=float(spreads[0]),
             similarity=most,
-            unfamiliar=(*beyond, *(["similarity"] if most < by._least_similar else [])),
+            unfamiliar=(*beyond, *(["similarity"] if most < predictor._least_similar else [])),
             nearest=named.select(list(NEAREST_SCHEMA)),
-            known=len(by.names),
+            known=len(predictor.names),
             entries=len(self.names),
-            share_right=by.share_right,
-            share_frequent=by.share_frequent,
+            share_right=predictor.share_right,
+            share_frequent=predictor.share_frequent,
         )
 
 
 def _likeliest(values: Any, y: Any) -> Outcome:
     """The outcome whose marginal likelihood is largest: with noise `t` times the amplitude a, the likeliest a is
     `mean(y^2 / (values + t))`, and what is left is to find t. `values` are the eigenvalues of k(X, X), and y is what
-    came of the networks, in the basis of the eigenvectors."""
+    became of the networks, in the basis of the eigenvectors."""
 
     def amplitude(log: float) -> float:
         return float(np.mean(y**2 / (values + math.exp(log))))

@@ -65,8 +65,8 @@ class TrainedLayer(nn.Module):
         super().__init__()
         self.attention_listeners: list[OnAttention] = []
 
-    def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
-        """Tokens after the layer; those that are hidden, padding, stay zero."""
+    def forward(self, X: Tokens, block: Block, rules: Plain, padding: Tensor | None) -> Tokens:
+        """Tokens after the layer; padded ones `[batch, token, 1]` stay zero."""
         output = traverse(block, rules, X)
         for listener in self.attention_listeners:
             outputs = partial(contributions, block.weights, output.heads)
@@ -76,7 +76,7 @@ class TrainedLayer(nn.Module):
                 parts["products"] = partial(_rows, output.pattern)
             listener(AttentionCall(**parts))
         state: Tokens = output.state
-        return state if hidden is None else state.masked_fill(hidden, 0.0)
+        return state if padding is None else state.masked_fill(padding, 0.0)
 
 
 def _scores(block: Block, rules: Plain, X: Tokens) -> WrittenScores:
@@ -155,18 +155,18 @@ class Trainable(nn.Module):
         drop: Dropout | None = None,
         net: Transformer | None = None,
     ) -> Iterator[Tokens]:
-        """Tokens at layer 0, 1, ..., real ones where they stood, as `net.steps` has them; `drop` is dropout
+        """Tokens at layer 0, 1, ..., valid ones where they stood, as `net.steps` has them; `drop` is dropout
         in training, and `net` what `current` gives, where it is at hand."""
         net = self.current() if net is None else net
-        X, real, order = net.prepared(X, padding)
+        X, valid, order = net.prepared(X, padding)
         seen = self.masks_for(X) if padding is None else None
-        settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
+        settings = PassSettings.of(self.arch, net.weights, X, valid, self.memory, seen=seen)
         rules = Plain(self.arch, settings) if drop is None else DropoutRules(self.arch, settings, drop)
         X = X if drop is None else drop(X)
-        hidden = None if padding is None or bool(real.all()) else ~real[..., None]
+        padded = None if padding is None or bool(valid.all()) else ~valid[..., None]
         yield X if order is None else order.restored(X)
         for block in net.blocks:
-            X = self.layers[0 if self.arch.shared else block.index](X, block, rules, hidden)
+            X = self.layers[0 if self.arch.shared else block.index](X, block, rules, padded)
             yield X if order is None else order.restored(X)
 
     def forward(

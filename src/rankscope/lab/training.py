@@ -84,22 +84,28 @@ class TaskEvaluation(NamedTuple):
 
 
 class RunOptions(TypedDict, total=False):
-    """Options of `Training`: where networks are trained, and what is kept of it."""
+    """Options of `Training`: where networks are trained, and what is kept of it; `USUAL` has what stands for each that
+    is left out."""
 
     run: str | Path | None
     """A folder for the checkpoint, from which the same training resumes, and for what the monitor of each network
-    writes (in `run`, or in `run/seed-K`); nothing is kept if left out."""
-    monitored: bool  # With False, `run` has the checkpoint alone; True if left out
-    metrics: Sequence[str]  # What monitors measure; `MONITOR_METRICS` if left out
-    alarms: Callable[[], Sequence[AlarmSource]] | None  # Makes the rules of each monitor; the usual ones if left out
-    device: torch.device | str  # Where networks are trained; "cpu" if left out
-    dtype: torch.dtype  # The precision of their parameters; float32 if left out
+    writes (in `run`, or in `run/seed-K`); None: nothing is kept."""
+    monitored: bool  # With False, `run` has the checkpoint alone
+    metrics: Sequence[str]  # What monitors measure
+    alarms: Callable[[], Sequence[AlarmSource]] | None  # Makes the rules of each monitor; None: the usual ones
+    device: torch.device | str  # Where networks are trained
+    dtype: torch.dtype  # The precision of their parameters
     capture: bool
-    """Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run` nor dropout; False if
-    left out."""
+    """Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run` nor dropout."""
     model: Callable[..., Model]
-    """Makes the model of each seed, called as `Model` is, which it is if left out: a subclass, or a partial of one,
-    such as `partial(PathModel, lengths=(0, 1, 1))` of the studies."""
+    """Makes the model of each seed, called as `Model` is: a subclass, or a partial of one, such as
+    `partial(PathModel, lengths=(0, 1, 1))` of the studies."""
+
+
+USUAL: RunOptions = {
+    "run": None, "monitored": True, "metrics": MONITOR_METRICS, "alarms": None, "device": "cpu",
+    "dtype": torch.float32, "capture": False, "model": Model,
+}  # fmt: skip
 
 
 class Training:
@@ -137,28 +143,22 @@ class Training:
         **options: Unpack[RunOptions],
     ) -> None:
         for name in options:
-            require_one_of("option of Training", name, RunOptions.__annotations__, LabError)
+            require_one_of("option of Training", name, USUAL, LabError)
+        chosen: RunOptions = {**USUAL, **options}
         self.task, self.recipe, self.initialisation = task, recipe or Recipe(), initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         sentence = f"seeds must be different numbers, at least one; got {self.seeds}"
         require(self.seeds and len(set(self.seeds)) == len(self.seeds), sentence, LabError, "seeds")
-        run = options.get("run")
-        self.run, self.monitored = (
-            None if run is None else Path(run),
-            options.get("monitored", True) and run is not None,
-        )
-        self.metrics, self.alarms = tuple(options.get("metrics", MONITOR_METRICS)), options.get("alarms")
-        self.make_model, self.device = options.get("model", Model), torch.device(options.get("device", "cpu"))
-        dtype = options.get("dtype", torch.float32)
+        run, dtype, self.make_model, self.alarms = chosen["run"], chosen["dtype"], chosen["model"], chosen["alarms"]
+        self.run, self.monitored = None if run is None else Path(run), chosen["monitored"] and run is not None
+        self.device, self.metrics = torch.device(chosen["device"]), tuple(chosen["metrics"])
         drawn = remedies, self.recipe.frozen, dtype, self.make_model
-        self.models = [
-            self.initialisation.model(arch, task.interface, seed, *drawn).to(self.device) for seed in self.seeds
-        ]
+        models = (self.initialisation.model(arch, task.interface, seed, *drawn) for seed in self.seeds)
+        self.models = [model.to(self.device) for model in models]
         self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
-        fast = options.get("capture", False) and self.device.type == "cuda" and run is None
-        fast = fast and not self.initialisation.dropout
-        self.optimizer = self._optimizer(fast)
-        self.captured = CapturedStep(self._batch_losses, self.optimizer, self._clip) if fast else None
+        replayed = chosen["capture"] and self.device.type == "cuda" and run is None and not self.initialisation.dropout
+        self.optimizer = self._optimizer(replayed)
+        self.captured = CapturedStep(self._batch_losses, self.optimizer, self._clip) if replayed else None
         self.steps = 0
         """Steps made so far."""
         self.losses: list[Tensor] = []
@@ -233,14 +233,14 @@ class Training:
                 tokens.append(model.tokens(batch.inputs))
         return tokens, batch.padding
 
-    def _optimizer(self, fast: bool) -> torch.optim.Optimizer:
+    def _optimizer(self, replayed: bool) -> torch.optim.Optimizer:
         named = {name: tensor for name, tensor in self.learner.parameters().items() if tensor.requires_grad}
         decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
         groups = [
             {"params": [named[name] for name in decayed], "weight_decay": self.recipe.weight_decay},
             {"params": [tensor for name, tensor in named.items() if name not in decayed], "weight_decay": 0.0},
         ]
-        if not fast:
+        if not replayed:
             return torch.optim.AdamW(groups, lr=self.recipe.lr)
         lr = torch.tensor(self.recipe.lr, device=self.device)
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=True)
