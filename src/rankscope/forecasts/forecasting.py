@@ -332,15 +332,6 @@ def _predicted(
         f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
         f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
     ] * (prediction.known < prediction.entries)
-    doubts = _doubts(plan, prediction)
-    described = plan.description
-    network = Network(model=described) if isinstance(plan, DescribedPlan) else Network(architecture=described)
-    manifest = begun("cpu").adding(networks=(network,), seed=plan.recipe.seed)
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *unknown, *doubts), doubts, manifest)
-
-
-def _doubts(plan: Plan | DescribedPlan, prediction: Prediction) -> tuple[str, ...]:
-    """The reasons why the prediction is a guess: what this design has and no trained design had; empty without any."""
     doubts, usual = [], Recipe()
     outside = Predictor.shipped().outside(plan.settings)
     for name in ("warmup", "weight_decay", "max_norm", "frozen"):
@@ -356,4 +347,8 @@ def _doubts(plan: Plan | DescribedPlan, prediction: Prediction) -> tuple[str, ..
         )
     if prediction.unfamiliar:
         doubts.append(f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}")
-    return tuple(doubts)
+    described = plan.description
+    network = Network(model=described) if isinstance(plan, DescribedPlan) else Network(architecture=described)
+    manifest = begun("cpu").adding(networks=(network,), seed=plan.recipe.seed)
+    notes = (*notes, *unknown, *doubts)
+    return Forecast(plan, table, point, prediction, exponents, notes, tuple(doubts), manifest)

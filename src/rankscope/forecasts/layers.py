@@ -17,7 +17,7 @@ from torch import Tensor
 from rankscope import figures as fig
 from rankscope.errors import ArchitectureError, RankscopeError
 from rankscope.figures import sparkline, thinned
-from rankscope.forecasts.gradients import GradientProfile, gradients
+from rankscope.forecasts.gradients import gradients
 from rankscope.forecasts.mean_field import mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
@@ -77,9 +77,12 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         try:
             Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()  # after the last norm
             (cotangent,) = torch.autograd.grad(plan.task.loss(model.logits(Y, batch.padding), batch), Y)
-            profile_of_gradients = gradients(net, X, cotangent.double())
-            columns |= _gradient_columns(profile_of_gradients)
-            measured = profile_of_gradients.exponents()
+            profile = gradients(net, X, cotangent.double())
+            of_weights = {kind: profile.weights[kind] for kind in IN_BLOCKS if kind in profile.weights}
+            for name, readings in {"separation": profile.separation, "gradient": profile.tokens, **of_weights}.items():
+                logs = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
+                columns[name] = [math.nan] * (name in of_weights) + logs  # the input has no weights
+            measured = profile.exponents()
             exponents |= {"angle": measured.angle, "gradient": measured.gradient}
         except RankscopeError as error:
             notes.append(f"gradients by layer are left out: {error}")
@@ -110,17 +113,6 @@ def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[flo
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # C is not finite
         pass
     return logs + [math.nan] * (net.arch.layers + 1 - len(logs))
-
-
-def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
-    """Logs of gradients and of the separation of tokens, NaN where rounding decided."""
-
-    def logs(readings: Any) -> list[float]:
-        values: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
-        return values
-
-    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in IN_BLOCKS if kind in profile.weights}
-    return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}
 
 
 def layers_chart(table: pl.DataFrame, said: str) -> fig.Chart:

@@ -149,7 +149,11 @@ def planned(subject: Any, design: Design, recipe: Recipe) -> tuple[Plan, list[st
             notes.append("layers are repeated, with the same weights")
     arch, changed = adapted_to_task(arch, task, first.inputs.shape[1])
     if net is not None:
-        net = net if arch == net.arch else with_architecture(net, arch)
+        if arch != net.arch:  # another mask, or a longer table of positions, which starts at zero
+            tensors = net.state()
+            if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
+                tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)
+            net = Transformer.from_weights(arch, tensors)
         for remedy in design.remedies:
             net = net.with_remedy(remedy)
     start = design.init if isinstance(design.init, Initialisation) else Initialisation(design.init)
@@ -255,14 +259,6 @@ def _causal(arch: Architecture, tokens: int) -> MaskLike | None:
     parts = [part if not sees_ahead(part) else "causal" if part == "complete" else f"causal&{part}"
              for part in mask.split(";")]  # fmt: skip
     return ";".join(parts)
-
-
-def with_architecture(net: Transformer, arch: Architecture) -> Transformer:
-    """A network of given weights under another mask, or with a longer table of positions, which starts at zero."""
-    tensors = net.state()
-    if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
-        tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)
-    return Transformer.from_weights(arch, tensors)
 
 
 def point_of(model: Model, task: Task, recipe: Recipe) -> dict[str, float]:

@@ -128,7 +128,7 @@ def _blame(task: str, readings: dict[str, float]) -> list[str]:
             points.append(points[0] | changed)
             groups.append(group)
     averages = [predictor.predict_all(pl.DataFrame([point]))[0] for point in points]
-    base, *others = (float(predictor.log_odds(average)[0]) for average in averages)
-    gains = [(odds - base, group) for odds, group in zip(others, groups, strict=True)]
+    base, *odds = (float(predictor.log_odds(average)[0]) for average in averages)
+    gains = [(log - base, group) for log, group in zip(odds, groups, strict=True)]
     blamed = [group for gain, group in sorted(gains, reverse=True)[:2] if gain > BLAMED]
     return [f"To blame: {', and '.join(blamed)}."] if blamed else []
