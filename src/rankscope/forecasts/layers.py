@@ -18,7 +18,7 @@ from rankscope import figures as fig
 from rankscope.errors import ArchitectureError, RankscopeError
 from rankscope.figures import sparkline, thinned
 from rankscope.forecasts.gradients import gradients
-from rankscope.forecasts.mean_field import mean_field
+from rankscope.forecasts.mean_field import Moments, mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
 from rankscope.forecasts.readings import IN_BLOCKS, token_curves
@@ -65,13 +65,14 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
     if batch.padding is not None and bool(batch.padding.any()):
         notes.append("samples are padded: theory and gradients by layer are of unpadded ones, and left out")
     else:
+        first: list[Moments] = []  # with positions, where the network adds a table of them
         try:
-            columns |= {"residual_theory": _theory(net, X)} if theory else {}
+            columns |= {"residual_theory": _theory(net, X, first)} if theory else {}
         except ArchitectureError as error:
             notes.append(f"mean-field theory has no rule: {error}")
         try:
-            first = next(mean_field(net, X))  # with positions, where the network adds a table of them
-            phases = list(giorlandino(net, first.q, first.p, X.shape[1])) if theory else []
+            q, p = (first[0].q, first[0].p) if first else (math.nan, math.nan)
+            phases = list(giorlandino(net, q, p, X.shape[1])) if theory else []
         except ArchitectureError as error:
             notes.append(f"phases have no closed form here: {error}")
         try:
@@ -102,12 +103,13 @@ def filled_table(columns: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS}, schema_overrides=SCHEMA)
 
 
-def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[float]:
+def _theory(net: Transformer, X: Float[Tensor, "batch token width"], first: list[Moments]) -> list[float]:
     """log10 of the relative residual in mean-field theory, by layer; NaN from the layer on where tokens leave
-    float64's range, or what tells them apart is below what theory carries."""
+    float64's range, or what tells them apart is below what theory carries. Moments of layer 0 go into `first`."""
     logs = []
     try:
         for moments in mean_field(net, X):
+            first += [] if first else [moments]
             residual = moments.relative_residual
             logs.append(math.log10(residual) if 0 < residual < math.inf else math.nan)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # C is not finite

@@ -198,9 +198,10 @@ def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) 
     what is trained; the learning rate is the recipe's."""
     gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
     present = [(g, w) for g, w in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
-    slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
+    slope = sum([(g * g.detach().sign()).sum() for g, _ in present], torch.zeros(()).to(loss))
     curved = torch.autograd.grad(slope, [w for _, w in present], allow_unused=True) if present else ()
-    bent = sum(float((c * g.detach().sign()).sum()) for c, (g, _) in zip(curved, present, strict=True) if c is not None)
+    pairs = zip(curved, present, strict=True)
+    bent = sum([float((c * g.detach().sign()).sum()) for c, (g, _) in pairs if c is not None])
     values = {"start_loss": float(loss.detach()), "curvature": log10(abs(bent))}
     values["edge"] = log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
     return values
@@ -221,8 +222,8 @@ def weight_readings(weights: Mapping[str, Tensor], kinds: WeightKinds, recipe: R
             continue
         biases = kind in ("query", "key", "value")
         matrices = [part.choose(weights[part.name]) for part in parts if biases or weights[part.name].ndim > 1]
-        square = sum(float(matrix.detach().double().square().sum()) for matrix in matrices)
-        count = sum(matrix.numel() for matrix in matrices)
+        square = sum([float(matrix.detach().double().square().sum()) for matrix in matrices])
+        count = sum(map(torch.Tensor.numel, matrices))
         values[f"weights_{kind}"] = log10(math.sqrt(square / count) / drift) if matrices else ABSENT
     return values
 

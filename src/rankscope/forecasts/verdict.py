@@ -2,15 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import polars as pl
 
 from rankscope.forecasts.plan import DescribedPlan, Plan
 from rankscope.forecasts.predictor import Prediction, Predictor
-
-if TYPE_CHECKING:
-    from rankscope.forecasts.forecasting import Forecast
 
 ALIKE = -2.0  # log10 of the relative residual below which tokens count as the same: they have 99% in common
 FALLEN = 3.0  # By how many decades a gradient must have fallen to be spoken of
@@ -34,8 +31,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """What may be to blame, and the readings that say so, by how their names begin."""
 
 
-def sentences(forecast: "Forecast") -> list[str]:
-    """All that a forecast says, most important first."""
+def sentences(forecast: Any) -> list[str]:
+    """All that a `Forecast` (`forecasting.py`, which calls this) says, most important first."""
     table, readings, prediction, doubts = forecast.table, forecast.readings, forecast.prediction, forecast.doubts
     layers = [*_tokens(table), *_gradients(table)] if table.height else []
     blamed = _blame(forecast.plan.task_name, readings) if prediction.probability <= 0.5 else []

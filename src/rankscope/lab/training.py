@@ -20,8 +20,7 @@ from torch import Tensor
 
 from rankscope.errors import LabError, require, require_one_of
 from rankscope.files import atomic
-from rankscope.lab.model import Initialisation, Model
-from rankscope.lab.module import eval_mode
+from rankscope.lab.model import Initialisation, Model, eval_mode
 from rankscope.lab.steps import CapturedStep, SingleLearner, StackedLearner, optimizer_step
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.base import STEPS
