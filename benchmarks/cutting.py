@@ -83,7 +83,7 @@ def train(folder: Path, name: str, seeds: int, device: str, steps: int = STEPS, 
     if path.is_file():
         return
     task, layers = task_of(name), int(name.partition("-")[2])
-    recipe = Recipe(steps=steps, batch=BATCH, lr=1e-3 if layers < 24 else 5e-4)
+    recipe = Recipe(steps=steps, batch_size=BATCH, lr=1e-3 if layers < 24 else 5e-4)
     training = Training(
         task, task.architecture(layers, width, HEADS), recipe, seeds=range(seeds), device=device, capture=True
     ).finish()

@@ -14,7 +14,7 @@ def cases(layers: int, width: int) -> dict[str, Callable[[], object]]:
 
     learnt = task("next-character")
     plan = Plan(learnt.architecture(layers, width, width // 16), learnt)
-    model, batch = plan.model(), learnt.batch(plan.recipe.batch, 0, 0)
+    model, batch = plan.model(), learnt.batch(plan.recipe.batch_size, 0, 0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
 
     def passed() -> object:

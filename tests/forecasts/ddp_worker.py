@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import forecast
 from rankscope.errors import LabError
+from rankscope.forecasts import ModuleInputs
 from tests.forecasts.test_live_module import TOKENS, batches, cross_entropy, own_gpt
 
 
@@ -29,7 +30,7 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
         for weights in (wrapped, inside, first_alone):
             assert all(map(torch.equal, weights, bare))
         try:
-            forecast(fully_shard(own_gpt()), inputs=batches(), loss=cross_entropy)
+            forecast(fully_shard(own_gpt()), module=ModuleInputs(batches(), cross_entropy))
         except LabError as error:
             sys.stdout.write(str(error))
     finally:
@@ -49,7 +50,7 @@ def trained(way: str, rank: int) -> list[Tensor]:
             with model.no_sync() if part == 0 else nullcontext():
                 cross_entropy(model(ids[:, :-1]), {"following": ids[:, 1:]}).backward()
             if step == 1 and part == 0 and way and (rank == 0 or way != "rank 0"):
-                forecast(module if way == "inside" else model, inputs=batches(), loss=cross_entropy)
+                forecast(module if way == "inside" else model, module=ModuleInputs(batches(), cross_entropy))
         optimizer.step()
         optimizer.zero_grad()
     return [weight.detach() for weight in module.parameters()]

@@ -10,22 +10,28 @@ import torch
 
 from rankscope import Architecture, Transformer, forecast, measure
 from rankscope.errors import ArchitectureError, LabError
-from rankscope.forecasts import PARTS, Forecast, Mend, Plan, changes, forecast_of, giorlandino
+from rankscope.forecasts import PARTS, Design, Forecast, Mend, Plan, Recipe, changes, forecast_of, giorlandino
 from rankscope.forecasts.layers import COLUMNS, SAMPLES
 from rankscope.forecasts.plan import adapted_to_task
 from rankscope.forecasts.verdict import sentences
-from rankscope.lab import Initialisation, NextCharacter, Recipe, Sort
+from rankscope.lab import Initialisation, NextCharacter, Sort
 from rankscope.nets import Mask
 from rankscope.nets import mask_matrix as matrix
 
 SMALL = Architecture(layers=4, width=16, heads=2, norm_place="pre", final_norm=True, mask="causal")
 COLLAPSING = SMALL.replace(layers=24, norm="none", final_norm=False, attention_skip=0.0, mlp="none")
-OPTIONS: dict[str, Any] = {"tokens": 12, "steps": 60}
+OPTIONS: dict[str, Any] = {"design": Design(tokens=12), "recipe": Recipe(steps=60)}
+
+
+def forecast_with(arch: Architecture, **options: Any) -> Forecast:
+    """The forecast of an architecture; each option is a field of `Design` or of `Recipe`."""
+    of_design = {name: options.pop(name) for name in Design.__dataclass_fields__ if name in options}
+    return forecast(arch, design=Design(**of_design), recipe=Recipe(**options))
 
 
 @pytest.fixture(scope="module")
 def found() -> Forecast:
-    return forecast(COLLAPSING, init="xavier", **OPTIONS)
+    return forecast(COLLAPSING, **OPTIONS)
 
 
 def test_what_collapses_is_said_to(found: Forecast) -> None:
@@ -49,7 +55,7 @@ def test_phases_are_of_tokens_with_their_positions() -> None:
     arch = SMALL.replace(positions="absolute", length=12, layers=1)
     plan = forecast(arch, **OPTIONS).design
     model = plan.model()
-    batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
+    batch = plan.task.batch(plan.recipe.batch_size, 0, 0).part(slice(SAMPLES))
     net = model.network().to(torch.float64)
     X = net.run(model.tokens(batch.inputs).double()).states[0].detach()
     n, d = X.shape[1:]
@@ -72,7 +78,7 @@ def test_the_table_has_what_is_measured_beside_theory(found: Forecast) -> None:
     assert tuple(found.table.columns) == COLUMNS and found.table.height == COLLAPSING.layers + 1
     plan = found.design
     model = plan.model()
-    batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
+    batch = plan.task.batch(plan.recipe.batch_size, 0, 0).part(slice(SAMPLES))
     net, X = model.network().to(torch.float64), model.tokens(batch.inputs).double().detach()
     curve = measure(net, X).curve("relative_residual", "log10").mean(0)
     torch.testing.assert_close(torch.tensor(found.table["residual"].to_list(), dtype=torch.float64), curve)
@@ -85,7 +91,7 @@ def test_gradients_by_layer_are_those_of_autograd() -> None:
     """Where nothing underflows: of the loss of the task at the weights of values and queries."""
     plan = forecast(SMALL, **OPTIONS).design
     model = plan.model().double()
-    batch = plan.task.batch(plan.recipe.batch, 0, 0).part(slice(SAMPLES))
+    batch = plan.task.batch(plan.recipe.batch_size, 0, 0).part(slice(SAMPLES))
     plan.task.loss(model(batch.inputs), batch).backward()
     table = forecast_of(plan).table
     for kind in ("query", "value"):
@@ -118,7 +124,7 @@ def test_the_same_network_by_any_way_in() -> None:
 
 @pytest.mark.slow
 def test_depth_and_remedies_are_those_asked_for() -> None:
-    deeper = forecast(SMALL, depth=6, remedies=["rezero"], **OPTIONS)
+    deeper = forecast_with(SMALL, depth=6, remedies=["rezero"], tokens=12, steps=60)
     assert deeper.table.height == 7 and deeper.readings["remedies"] == 1.0
     assert deeper.readings["depth"] == pytest.approx(math.log2(6))
 
@@ -126,11 +132,11 @@ def test_depth_and_remedies_are_those_asked_for() -> None:
 @pytest.mark.slow
 def test_conditions_are_said() -> None:
     """Width and steps that no trained design had, a task that none was trained on, a mask that the task needs."""
-    said = " ".join(forecast(SMALL.replace(mask="complete"), task="copying", tokens=6, steps=60).notes)
+    said = " ".join(forecast_with(SMALL.replace(mask="complete"), task="copying", tokens=6, steps=60).notes)
     assert "of copying none was trained" in said and "width 16 (trained: 64)" in said and "made causal" in said
     fields: dict[str, Any] = {"mask": "causal", "norm_place": "pre", "final_norm": True, "positions": "absolute"}
     usual = Architecture(layers=4, width=64, heads=4, length=64, **fields)
-    assert not forecast(usual, tokens=16).notes
+    assert not forecast(usual, design=Design(tokens=16)).notes
 
 
 def test_a_part_without_a_recursion_is_named_and_the_rest_is_there() -> None:
@@ -146,7 +152,7 @@ def test_a_part_without_a_recursion_is_named_and_the_rest_is_there() -> None:
         ({"steps": 0}, LabError, "steps"),
         ({"lr": -1.0}, LabError, "lr"),
         ({"lr": math.inf}, LabError, "lr"),
-        ({"batch": 1.5}, LabError, "batch"),
+        ({"batch_size": 1.5}, LabError, "batch_size"),
         ({"tokens": 1}, LabError, "tokens"),
         ({"seed": -1}, LabError, "seed"),
         ({"task": "induction", "tokens": 6}, LabError, "tokens"),
@@ -156,7 +162,7 @@ def test_a_part_without_a_recursion_is_named_and_the_rest_is_there() -> None:
 )
 def test_what_is_no_training_is_refused(options: dict[str, Any], error: type[Exception], subject: str) -> None:
     with pytest.raises(error) as caught:
-        forecast(SMALL, **options)
+        forecast_with(SMALL, **options)
     assert caught.value.subject == subject  # type: ignore[attr-defined]
 
 
@@ -228,7 +234,7 @@ def test_everything_goes_into_json(found: Forecast) -> None:
 @pytest.mark.slow
 def test_deepest_is_deeper_with_skips() -> None:
     """By forecasts of depths: with skips and norms before branches deeper than without either."""
-    apart = forecast(SMALL.replace(width=64, heads=4), tokens=24)
+    apart = forecast(SMALL.replace(width=64, heads=4), design=Design(tokens=24))
     alike = replace(apart, plan=replace(apart.design, arch=COLLAPSING.replace(width=64, heads=4)))
     assert apart.deepest(most=16) > alike.deepest(most=16)
     assert isinstance(apart.table, pl.DataFrame)
@@ -247,6 +253,8 @@ USUAL = Architecture(layers=3, width=64, heads=4, length=64, mask="causal", posi
         ({"depth": 2}, {}, "no trained design had layers 2 (trained: 3 to 48)"),
         ({"task": "copying"}, {}, "of copying none was trained"),
         ({"remedies": ["rezero", "gate"]}, {}, "remedy rezero+gate"),
+        ({"warmup": 0.2}, {}, "no trained design had warmup 0.2 (trained: 0.05)"),
+        ({"frozen": ("gain",)}, {}, "frozen ('gain',) (trained: ())"),
         ({"lr": 3e-3}, {}, None),
         ({"remedies": ["rezero"]}, {"norm": "rms"}, None),
     ],
@@ -254,7 +262,7 @@ USUAL = Architecture(layers=3, width=64, heads=4, length=64, mask="causal", posi
 def test_the_headline_says_what_is_a_guess(options: dict[str, Any], fields: dict[str, Any], said: str | None) -> None:
     """Outside of what was trained no probability stands alone, also not in what is said of changes."""
     tokens = {} if options.get("task") == "copying" else {"tokens": 16}
-    found = forecast(USUAL.replace(**fields), **{**options, **tokens})
+    found = forecast_with(USUAL.replace(**fields), **{**options, **tokens})
     headline, mend = found.verdict[0], repr(Mend("a change", found))
     if said is None:
         assert not found.doubts and "guess" not in headline and "guess" not in mend
@@ -270,8 +278,7 @@ def test_the_residual_is_called_by_its_name(found: Forecast) -> None:
     """In its norm it may be above 1: it is no share of a length."""
     table = pl.DataFrame({"residual": [0.0, 0.12], "gradient": [0.0, 0.0], "value": [0.0, 0.0], "query": [0.0, 0.0],
                           "key": [0.0, 0.0]})  # fmt: skip
-    assert isinstance(found.plan, Plan)
-    apart = sentences(found.plan, table, found.readings, found.prediction, (), ())
+    apart = sentences(replace(found, table=table, notes=(), doubts=()))
     assert "Tokens stay apart: after the last layer their relative residual is 1.3; 0 is all the same." in apart
     (said,) = [sentence for sentence in found.verdict if "Tokens become the same" in sentence]
     first = int(said.split("from layer ")[1].split()[0])
@@ -322,6 +329,5 @@ def test_where_tokens_become_the_same_is_the_layer_after_the_last_in_which_they_
 ) -> None:
     zeros = [0.0] * len(logs)
     table = pl.DataFrame({"residual": logs, "gradient": zeros, "value": zeros, "query": zeros, "key": zeros})
-    assert isinstance(found.plan, Plan)
-    told = sentences(found.plan, table, found.readings, found.prediction, (), ())
+    told = sentences(replace(found, table=table, notes=(), doubts=()))
     assert [line for line in told if line.endswith(said)] and len(told) == len(set(told))

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 from rankscope import Architecture, forecast
 from rankscope.errors import ArchitectureError, LabError, RankscopeError, WatchError
-from rankscope.forecasts import Forecast, Predictor, forecast_map, point_of
+from rankscope.forecasts import Design, Forecast, ModuleInputs, Predictor, Recipe, forecast_map, point_of
 from rankscope.forecasts.layers import COLUMNS
 from rankscope.forecasts.live_module import read_module
 from rankscope.forecasts.live_passes import LiveBatch, in_dtype, passed
 from rankscope.forecasts.plan import DescribedPlan
 from rankscope.forecasts.weight_kinds import weight_kinds
-from rankscope.lab import UNLABELLED, Recipe
+from rankscope.lab import UNLABELLED
 from tests.live.ranks import together
 
 SYMBOLS, TOKENS, SAMPLES = 17, 12, 6
@@ -115,7 +115,7 @@ class Reading(NamedTuple):
 
 
 def read(model: nn.Module, loss: Any = cross_entropy, inputs: Any = None) -> Any:
-    return Reading(*read_module(model, batches() if inputs is None else inputs, loss, Recipe(steps=60, lr=1e-3)))
+    return Reading(*read_module(model, ModuleInputs(batches() if inputs is None else inputs, loss), Recipe(steps=60)))
 
 
 class Anonymous(nn.Module):
@@ -141,7 +141,7 @@ class Anonymous(nn.Module):
 def test_a_network_of_the_lab_reads_the_same_as_any_module(fields: dict[str, Any]) -> None:
     """All readings but the numbers of its architecture, which a module does not tell."""
     arch = Architecture(**{"layers": 3, "width": 16, "heads": 2, "mask": "causal", **fields})
-    plan = forecast(arch, tokens=12, steps=60).plan
+    plan = forecast(arch, design=Design(tokens=12), recipe=Recipe(steps=60)).plan
     model = plan.model()  # type: ignore[union-attr]
     drawn = [plan.task.batch(16, 0, step) for step in (0, 1)]  # type: ignore[union-attr]
 
@@ -159,12 +159,12 @@ def test_a_network_of_the_lab_reads_the_same_as_any_module(fields: dict[str, Any
 
 @pytest.fixture(scope="module")
 def healthy() -> Forecast:
-    return forecast(own_gpt(layers=4, width=64), inputs=batches(), loss=cross_entropy)
+    return forecast(own_gpt(layers=4, width=64), module=ModuleInputs(batches(), cross_entropy))
 
 
 @pytest.fixture(scope="module")
 def collapsing() -> Forecast:
-    return forecast(own_gpt(layers=10, width=64, skips=False), inputs=batches(), loss=cross_entropy)
+    return forecast(own_gpt(layers=10, width=64, skips=False), module=ModuleInputs(batches(), cross_entropy))
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_forecasts_order_a_healthy_and_a_collapsing_module(healthy: Forecast, co
 @pytest.mark.slow
 def test_the_forecast_says_what_it_stands_on() -> None:
     """Of a loss that is no mean cross-entropy, whose gradients are not known."""
-    found = forecast(own_gpt(), inputs=batches(), loss=lambda z, batch: 2 * cross_entropy(z, batch))
+    found = forecast(own_gpt(), module=ModuleInputs(batches(), lambda z, batch: 2 * cross_entropy(z, batch)))
     said, prediction = " ".join(str(found).split()), found.prediction
     assert prediction.known == len(set(Predictor.shipped().names) & set(found.readings)) < prediction.entries
     assert f"Of {prediction.entries} readings {prediction.known} were known" in said
@@ -292,7 +292,7 @@ class Recurrent(nn.Module):
 def test_lists_of_weights_are_followed() -> None:
     model = Recurrent()
     listed = list(model.lstm._flat_weights)
-    found = forecast(model, inputs=batches(), loss=cross_entropy, steps=60, blocks="gpt.h")
+    found = forecast(model, module=ModuleInputs(batches(), cross_entropy, "gpt.h"), recipe=Recipe(steps=60))
     assert all(a is b for a, b in zip(model.lstm._flat_weights, listed, strict=True))
     with torch.enable_grad():
         cross_entropy(model.eval()(batches()[0]["idx"]), batches()[0]).backward()
@@ -348,16 +348,16 @@ def test_streams_of_a_token_are_not_taken_for_tokens() -> None:
             return self.head(x.mean((1, 2)))
 
     with pytest.raises(WatchError, match=r"\(6, 12, 4, 16\) came, 12 tokens in 4 streams"):
-        forecast(Several(), inputs=batches(), loss=cross_entropy, blocks="h")
+        forecast(Several(), module=ModuleInputs(batches(), cross_entropy, "h"))
     torch.manual_seed(0)
     images, labels = [torch.randn(6, 4, 4, 3) for _ in range(2)], torch.arange(6) % 5
-    found = forecast(Grid(), inputs=images, loss=lambda z, _: F.cross_entropy(z, labels), blocks="h")
+    found = forecast(Grid(), module=ModuleInputs(images, lambda z, _: F.cross_entropy(z, labels), "h"))
     assert isinstance(found.plan, DescribedPlan) and found.plan.layers == 2
 
 
 def test_a_forecast_of_a_module_is_a_guess_and_says_so_first() -> None:
     """Its blocks may have any form, and its optimiser may be any."""
-    found = forecast(own_gpt(width=64, layers=3), inputs=batches(), loss=cross_entropy)
+    found = forecast(own_gpt(width=64, layers=3), module=ModuleInputs(batches(), cross_entropy))
     assert "a guess, since" in found.verdict[0] and any("AdamW" in doubt for doubt in found.doubts)
 
 
@@ -408,20 +408,21 @@ def test_a_failure_leaves_everything_as_it_was_too() -> None:
 )
 def test_bad_inputs_get_one_clear_sentence(inputs: Any, loss: Any, said: str) -> None:
     with pytest.raises(RankscopeError, match=said) as caught:
-        forecast(own_gpt(), inputs=inputs, loss=loss)
+        forecast(own_gpt(), module=ModuleInputs(inputs, loss))
     assert caught.value.subject in ("inputs", "loss") and "\n" not in str(caught.value)
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ArchitectureError, match="give two batches and a loss") as caught:
         forecast(own_gpt())
-    assert caught.value.subject == "inputs"
-    with pytest.raises(LabError, match="got no inputs"):
-        forecast(own_gpt(), loss=cross_entropy)
-    with pytest.raises(LabError, match="leave depth out"):
-        forecast(own_gpt(), inputs=batches(), loss=cross_entropy, depth=3)
-    with pytest.raises(ArchitectureError, match="inputs are for a torch module"):
-        forecast(Architecture(layers=1, width=8, heads=2), inputs=batches(), loss=cross_entropy)
+    assert caught.value.subject == "module"
+    for recipe in (Recipe(batch_size=8), Recipe(frozen=("gain",))):
+        with pytest.raises(LabError, match="is of networks that are drawn"):
+            forecast(own_gpt(), module=ModuleInputs(batches(), cross_entropy), recipe=recipe)
+    with pytest.raises(LabError, match="leave design out"):
+        forecast(own_gpt(), module=ModuleInputs(batches(), cross_entropy), design=Design(depth=3))
+    with pytest.raises(ArchitectureError, match="module is of a torch module; got a Architecture"):
+        forecast(Architecture(layers=1, width=8, heads=2), module=ModuleInputs(batches(), cross_entropy))
     frozen = own_gpt().requires_grad_(False)
     with pytest.raises(LabError, match="no weights to train"):
         read(frozen)

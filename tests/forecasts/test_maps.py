@@ -10,14 +10,14 @@ from rankscope import Architecture, forecast
 from rankscope.errors import LabError
 from rankscope.figures import plot
 from rankscope.figures.description import Heatmap, Line
-from rankscope.forecasts import AXES, Forecast, forecast_map, forecast_of, layers_chart, map_chart
+from rankscope.forecasts import AXES, Design, Forecast, Recipe, forecast_map, forecast_of, layers_chart, map_chart
 
 ARCH = Architecture(layers=2, width=16, heads=2, mask="causal", norm_place="pre", final_norm=True)
 
 
 @pytest.fixture(scope="module")
 def found() -> Forecast:
-    return forecast(ARCH, tokens=8, steps=30)
+    return forecast(ARCH, design=Design(tokens=8), recipe=Recipe(steps=30))
 
 
 @pytest.mark.parametrize("name", list(AXES))

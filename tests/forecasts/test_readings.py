@@ -14,7 +14,7 @@ from rankscope.lab.tasks.base import UNLABELLED
 from rankscope.nets import Architecture, Transformer
 
 TASK = Copying(symbols=4, length=3)
-RECIPE = Recipe(steps=16, batch=4, lr=1e-2)
+RECIPE = Recipe(steps=16, batch_size=4, lr=1e-2)
 
 
 def fresh(**fields: object) -> Training:
@@ -27,7 +27,7 @@ def test_weights_are_as_before() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     readings(model, TASK, RECIPE)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    with drifted(model, 0.1, 0):
+    with drifted(model, Recipe(steps=1, lr=0.1)):
         moved = [float((before[name] - tensor).std()) for name, tensor in model.state_dict().items() if tensor.ndim > 1]
     assert all(0.05 < size < 0.15 for size in moved)
 
@@ -35,7 +35,7 @@ def test_weights_are_as_before() -> None:
 def test_the_input_gradient_of_the_head_is_that_of_centred_errors() -> None:
     model = fresh().models[0]
     found = readings(model, TASK, RECIPE)
-    batch = TASK.batch(RECIPE.batch, 0, 0)
+    batch = TASK.batch(RECIPE.batch_size, 0, 0)
     with torch.no_grad():
         H = model.net(model.tokens(batch.inputs))
         labelled = batch.labels != UNLABELLED
@@ -59,7 +59,7 @@ def test_tokens_that_are_alike_leave_nothing_to_learn_from() -> None:
 def test_the_curvature_is_the_second_derivative_along_the_signs() -> None:
     model = fresh().models[0]
     found = readings(model, TASK, RECIPE)
-    batch = TASK.batch(RECIPE.batch, 0, 0)
+    batch = TASK.batch(RECIPE.batch_size, 0, 0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     gradient = torch.autograd.grad(TASK.loss(model(batch.inputs), batch), weights)
 

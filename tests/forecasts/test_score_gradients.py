@@ -7,8 +7,7 @@ import torch
 from rankscope.deviation import Scaled
 from rankscope.deviation.attention import Values
 from rankscope.deviation.state import ValidTokens
-from rankscope.forecasts.gradients import gradients
-from rankscope.forecasts.score_gradients import uncancelled
+from rankscope.forecasts.gradients import gradients, uncancelled
 from rankscope.nets import Architecture, Transformer
 from tests.builders import awake, normal
 from tests.forecasts.reference import by_differences, farthest

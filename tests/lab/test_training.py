@@ -34,7 +34,7 @@ from rankscope.remedies import REMEDIES
 from tests.raising import raises
 
 TASK = Copying(symbols=4, length=3)
-RECIPE = Recipe(steps=8, batch=4, lr=1e-2, measure_every=2, checkpoint_every=3, max_norm=0.5)
+RECIPE = Recipe(steps=8, batch_size=4, lr=1e-2, measure_every=2, checkpoint_every=3, max_norm=0.5)
 WIDE = torch.float64
 
 
@@ -222,7 +222,7 @@ def test_what_was_learnt_is_measured_and_saved(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", [Copying(8, 8), Induction(16, 4, 8, 20), Digits()], ids=lambda task: task.name)
 def test_small_networks_learn(task: Task) -> None:
-    training = Training(task, task.architecture(2, 32, 4), Recipe(steps=400, batch=32, lr=3e-3)).finish()
+    training = Training(task, task.architecture(2, 32, 4), Recipe(steps=400, batch_size=32, lr=3e-3)).finish()
     (tried,) = training.evaluate()
     assert tried.accuracy > 0.9 > 5 * task.chance
 
@@ -233,7 +233,7 @@ def test_without_skips_tokens_collapse_and_the_monitor_says_so(tmp_path: Path) -
     for skip in (1.0, 0.0):
         arch, run = task.architecture(6, 48, attention_skip=skip, mlp_skip=skip), tmp_path / str(skip)
         with nullcontext() if skip else pytest.warns(TrainingWarning):
-            Training(task, arch, Recipe(steps=100, batch=8), run=run).finish()
+            Training(task, arch, Recipe(steps=100, batch_size=8), run=run).finish()
         alarms = read(run).tables["alarms"].filter(rule="tokens collapse")
         assert len(alarms) == (0 if skip else 1)
 

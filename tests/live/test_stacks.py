@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import MonitorError, WatchError
 from rankscope.figures.description import Points
+from rankscope.forecasts import ModuleInputs, Recipe
 from rankscope.forecasts.live_module import read_module
-from rankscope.lab import Recipe
 from rankscope.live import watch
 from rankscope.live.plan import make_plans
 from rankscope.monitor import Monitor
@@ -294,7 +294,7 @@ def test_options_of_each_stack() -> None:
 def test_what_several_stacks_do_not_have(tmp_path: Path) -> None:
     batches = [t5_batch(*sequences(2, seed=seed)) for seed in (1, 2)]
     with raises(WatchError, subject="blocks"):
-        read_module(t5(), batches, None, Recipe(steps=10, lr=1e-3))
+        read_module(t5(), ModuleInputs(batches), Recipe(steps=10))
     with raises(MonitorError, subject="paths_every"):
         Monitor(t5(), probe=t5_batch(*sequences(2, seed=1)), paths_every=100, run=tmp_path / "a")
     three = nn.ModuleDict({name: nn.Sequential(*nn.TransformerEncoder(

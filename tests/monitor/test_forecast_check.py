@@ -13,7 +13,7 @@ import torch
 
 from rankscope import Architecture, Monitor, forecast
 from rankscope.errors import MonitorError, TrainingWarning
-from rankscope.forecasts import LEARNT, Forecast, Plan
+from rankscope.forecasts import LEARNT, Design, Forecast, Plan, Recipe
 from rankscope.monitor.forecast_check import ForecastCheck
 from rankscope.runs import Manifest, read
 from rankscope.trainings import TRAINING, TrainingRun, read_training
@@ -28,7 +28,7 @@ COLLAPSES = LEARNS.replace(layers=16, norm="none", final_norm=False, attention_s
 
 
 def forecast_for(arch: Architecture) -> Forecast:
-    return forecast(arch, tokens=TOKENS, steps=STEPS, lr=3e-3)
+    return forecast(arch, design=Design(tokens=TOKENS), recipe=Recipe(steps=STEPS, lr=3e-3))
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def collapses() -> Forecast:
 
 def trained(plan: Plan, run: Path, expected: Any, steps: int = STEPS, every: int = 40, **options: Any) -> Monitor:
     """Train the network of a plan, drawn from another seed than its forecast, in a loop with a monitor."""
-    model = replace(plan, seed=plan.seed + 1).model()
+    model = replace(plan, recipe=replace(plan.recipe, seed=plan.recipe.seed + 1)).model()
     optimizer = torch.optim.Adam(model.parameters(), lr=plan.recipe.lr)
     probe = {"inputs": plan.task.held_out(8).inputs}
     with Monitor(model, every=every, probe=probe, run=run, forecast=expected, blocks="net.layers", alarms=(),
                  padding="none", **options) as monitor:  # fmt: skip
         for step in range(monitor.steps, steps):
-            batch = plan.task.batch(plan.recipe.batch, 5, step)
+            batch = plan.task.batch(plan.recipe.batch_size, 5, step)
             loss = plan.task.loss(model(batch.inputs), batch)
             optimizer.zero_grad()
             loss.backward()

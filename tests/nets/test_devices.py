@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankscope import Architecture, Transformer, certify, decompose, depth, forecast, fresh, load, measure
 from rankscope.errors import ArchitectureError, RankscopeError
+from rankscope.forecasts import Design, ModuleInputs, Recipe
 from rankscope.nets import check_device
 from tests.forecasts.test_live_module import batches, cross_entropy, own_gpt
 from tests.raising import raises
@@ -84,10 +85,10 @@ def test_networks_and_modules_are_forecast_the_same(mode: str) -> None:
         return {name: part for name, part in found.to_dict().items() if name != "manifest"}  # which has the time
 
     def design() -> Any:
-        return told(forecast(ARCH, tokens=12, steps=60))
+        return told(forecast(ARCH, design=Design(tokens=12), recipe=Recipe(steps=60)))
 
     def module() -> Any:
-        return told(forecast(own, inputs=drawn, loss=cross_entropy, steps=60))
+        return told(forecast(own, module=ModuleInputs(drawn, cross_entropy), recipe=Recipe(steps=60)))
 
     own, drawn = own_gpt(), batches()
     expected = [str(design()), str(module())]
@@ -99,12 +100,12 @@ def test_tensors_of_another_mode_are_taken_or_refused_in_a_sentence() -> None:
     with torch.inference_mode():
         X, drawn, own = tokens(), batches(), own_gpt()
     assert all(a.equals(b) for a, b in zip(everything(X)[1:3], everything(tokens())[1:3], strict=True))
-    forecast(own, inputs=batches(), loss=cross_entropy)
+    forecast(own, module=ModuleInputs(batches(), cross_entropy))
     meta = [{name: ids.to("meta") for name, ids in batch.items()} for batch in batches()]
     net = Transformer.random(ARCH)
     refused: list[Callable[[], Any]] = [
-        lambda: forecast(own_gpt(), inputs=drawn, loss=cross_entropy),
-        lambda: forecast(own_gpt(), inputs=meta, loss=cross_entropy),
+        lambda: forecast(own_gpt(), module=ModuleInputs(drawn, cross_entropy)),
+        lambda: forecast(own_gpt(), module=ModuleInputs(meta, cross_entropy)),
         *(lambda of=of: of(net, tokens().to("meta")) for of in (measure, depth, certify, decompose)),
     ]
     for ask in refused:

@@ -15,6 +15,7 @@ import rankscope
 from rankscope import Architecture, Transformer, certify, decompose, depth, forecast, fresh, measure, sweep
 from rankscope.depths import cut
 from rankscope.errors import FileError, PluginWarning
+from rankscope.forecasts import Design, Recipe
 from rankscope.profiles import measure_corpus
 from rankscope.report import write_report
 from rankscope.results import KINDS, Result, class_of, results_of
@@ -71,7 +72,9 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "by_length": lambda _: decompose(net(), TEXTS).by_length(),
     "depth": lambda _: depth(net(), TEXTS),
     "cut": lambda _: cut(net(), TEXTS, keep=0.5),
-    "forecast": lambda _: forecast(Architecture(layers=2, width=16, heads=2), tokens=16, steps=100),
+    "forecast": lambda _: forecast(
+        Architecture(layers=2, width=16, heads=2), design=Design(tokens=16), recipe=Recipe(steps=100)
+    ),
     "sweep": _sweep,
     "training": lambda folder: read_training(written(folder)),
     "comparison": _comparison,

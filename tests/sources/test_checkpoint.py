@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from rankscope import forecast
 from rankscope.errors import SourceError
+from rankscope.forecasts import Design
 from rankscope.nets import devices
 from rankscope.sources import CheckpointLocation, checkpoint, load
 from rankscope.sources.checkpoint import refuse_too_large
@@ -73,7 +74,7 @@ def test_a_config_in_memory_that_names_a_kernel_does_not_ask_for_it(tmp_path: Pa
     config._attn_implementation = "nobody/memory"
     assert net.to_hf(config).config._attn_implementation == "eager"
     config._attn_implementation = "nobody/forecast"
-    assert forecast(config, tokens=8).verdict
+    assert forecast(config, design=Design(tokens=8)).verdict
     torch.save(hf.GPT2Model(hf.GPT2Config(**SIZES)).state_dict(), tmp_path / "weights.pt")
     saved(hf.GPT2Model(hf.GPT2Config(**SIZES)), tmp_path / "config", _attn_implementation="nobody/file")
     write_folder(tmp_path / "weights.pt", tmp_path / "config", tmp_path / "written")

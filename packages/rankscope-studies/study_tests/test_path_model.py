@@ -152,7 +152,7 @@ def test_networks_learn_alone_as_they_learn_together() -> None:
     task = Sort(64, 16)
     make = partial(PathModel, lengths=(0.0, 0.0, 1.0))
     arch = task.architecture(2, 8, 2)
-    recipe = Recipe(steps=4, batch=16, lr=1e-2)
+    recipe = Recipe(steps=4, batch_size=16, lr=1e-2)
     settings: dict[str, Any] = {"initialisation": Initialisation("kaiming", 1.0), "dtype": torch.float64, "model": make}
     together = Training(task, arch, recipe, seeds=[0, 1], **settings).finish()
     for k, seed in enumerate((0, 1)):
@@ -170,7 +170,7 @@ def test_weights_of_lengths_may_change_between_steps() -> None:
 
     def made(*lengths: float) -> Training:
         make = partial(PathModel, lengths=lengths)
-        return Training(task, arch, Recipe(steps=1, batch=4), seeds=[0, 1], model=make, dtype=torch.float64)
+        return Training(task, arch, Recipe(steps=1, batch_size=4), seeds=[0, 1], model=make, dtype=torch.float64)
 
     changed, first, second = made(1, 0, 0), made(0, 1, 0), made(0, 0, 1)
     for one, lengths in zip(changed.models, ([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]), strict=True):
@@ -201,7 +201,7 @@ def test_a_step_waits_for_nothing(detached: bool) -> None:
     task = Sort(16, 4)
     make = partial(PathModel, lengths=(0.0, 1.0, 1.0), detached=detached)
     training = Training(
-        task, task.architecture(2, 8, 2), Recipe(steps=1, batch=4), seeds=[0, 1], remedies=["contranorm"],
+        task, task.architecture(2, 8, 2), Recipe(steps=1, batch_size=4), seeds=[0, 1], remedies=["contranorm"],
         device="meta", model=make,
     )  # fmt: skip
     batches = training._batches(0)

@@ -68,19 +68,19 @@ def forecast(
     and compared with 2,009 networks of width 64 that were trained. Of a network unlike all of those the answer is a
     guess, and says so.
     """
+    from rankscope.forecasts import Design, Recipe
     from rankscope.forecasts import forecast as forecast_of_network
 
     opt.require_positive(lr=training.lr)
+    recipe = Recipe(steps=training.steps, lr=training.lr, seed=design.seed)
     map_of = variations.map_of
     axes = None if map_of is None else split_names("map", map_of)
     require(axes is None or len(axes) == 2, f"--map must name two numbers, X,Y; got {map_of}", MetricError, "map")
     arch = network(model, opt.NetworkOptions(), quiet=results.silent).arch
     with progress(results.silent) as start:
         start("the forecast")
-        result = forecast_of_network(
-            arch, task=training.task, tokens=training.tokens, init=design.init, steps=training.steps, lr=training.lr,
-            depth=design.layers, remedies=tuple(design.remedy or ()), seed=design.seed,
-        )  # fmt: skip
+        asked = Design(training.task, training.tokens, design.layers, tuple(design.remedy or ()), design.init)
+        result = forecast_of_network(arch, design=asked, recipe=recipe)
     if not results.as_json:  # at once: changes may take many times as long
         show_tables(result.sections()[0].tables[0])
         say("", *result.verdict)
@@ -162,7 +162,7 @@ def _told(forecast: "Forecast") -> dict[str, Any]:
     details = forecast.details()
     numbers, recipe = details.pop("prediction"), details.pop("recipe")
     told = {name: numbers[name] for name in TOLD}
-    told |= {name: recipe[name] for name in ("steps", "lr", "batch")}
+    told |= {"steps": recipe["steps"], "lr": recipe["lr"], "batch": recipe["batch_size"]}
     told |= {"nearest": forecast.prediction.nearest.to_dicts(), "table": forecast.table.to_dicts()}
     del details["learnt_below"]
     return {**told, **details, "notes": list(forecast.notes)}

@@ -9,10 +9,11 @@ own is read by `live_module.py`: it goes forward in `live_passes.py`, and `weigh
 
 from rankscope.forecasts.forecasting import Forecast, Mend, forecast, forecast_of
 from rankscope.forecasts.layers import by_layer, layers_chart
+from rankscope.forecasts.live_passes import ModuleInputs
 from rankscope.forecasts.maps import AXES, forecast_map, map_chart
 from rankscope.forecasts.mean_field import Moments, mean_field
 from rankscope.forecasts.phases import giorlandino
-from rankscope.forecasts.plan import PARTS, Plan, changes, goes_onto, point_of
+from rankscope.forecasts.plan import PARTS, Design, Plan, changes, goes_onto, point_of
 from rankscope.forecasts.predictor import (
     DIGITS,
     LEARNT,
@@ -26,10 +27,11 @@ from rankscope.forecasts.predictor import (
     trainings,
 )
 from rankscope.forecasts.verdict import chance_words, place_of_100
+from rankscope.lab import Recipe
 
 __all__ = [
-    "AXES", "DIGITS", "Forecast", "LEARNT", "Mend", "Moments", "Outcome", "PARTS", "POINTS", "Plan", "Predictor",
-    "STEPS", "TABLE", "WEIGHTS", "by_layer", "chance_words", "changes", "forecast", "forecast_map", "forecast_of",
-    "giorlandino", "goes_onto", "layers_chart", "map_chart", "mean_field", "outcomes", "place_of_100", "point_of",
-    "trainings",
+    "AXES", "DIGITS", "Design", "Forecast", "LEARNT", "Mend", "ModuleInputs", "Moments", "Outcome", "PARTS", "POINTS",
+    "Plan", "Predictor", "Recipe", "STEPS", "TABLE", "WEIGHTS", "by_layer", "chance_words", "changes", "forecast",
+    "forecast_map", "forecast_of", "giorlandino", "goes_onto", "layers_chart", "map_chart", "mean_field", "outcomes",
+    "place_of_100", "point_of", "trainings",
 ]  # fmt: skip

@@ -12,26 +12,21 @@ from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
-from torch import nn
 
-from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError, require
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, require
 from rankscope.forecasts.layers import SCHEMA, by_layer, filled_table, layers_chart, layers_table
 from rankscope.forecasts.live_module import read_module
-from rankscope.forecasts.live_passes import LossOfBatch
-from rankscope.forecasts.plan import PARTS, DescribedPlan, Plan, adapted_to_task, changes, point_of, with_architecture
-from rankscope.forecasts.predictor import LEARNT, NEAREST_SCHEMA, STEPS, Prediction, Predictor
+from rankscope.forecasts.live_passes import ModuleInputs
+from rankscope.forecasts.plan import GIVEN, PARTS, DescribedPlan, Design, Plan, changes, planned, point_of
+from rankscope.forecasts.predictor import LEARNT, NEAREST_SCHEMA, Prediction, Predictor
 from rankscope.forecasts.verdict import place_of_100, sentences
-from rankscope.lab import UNLABELLED, Initialisation, Recipe, Task
-from rankscope.lab import task as task_of
-from rankscope.live import Blocks
-from rankscope.nets import CPU, Architecture, Transformer, chosen_layers, usual_modes, with_layers
-from rankscope.remedies import Remedy
+from rankscope.lab import Recipe
+from rankscope.nets import CPU, usual_modes
 from rankscope.results import Plot, Result, Section, Table
 from rankscope.runs import Manifest, Network, begun
 
 ENOUGH = 0.7  # The probability of learning that the least skip weight must give
 HALVINGS = 4  # How often the interval of the least skip weight is halved
-GIVEN = "weights are those given: a forecast is of networks that were not trained"
 OPTIMISER = "AdamW, its rate rising over 5% of the steps and then falling to zero as a cosine"  # Of `Recipe`
 DEEPEST = 256  # The largest depth that is asked about
 
@@ -115,7 +110,7 @@ class Forecast(Result):
         """What is expected, in sentences: will it learn, where do tokens and gradients go, what is to blame."""
         if isinstance(self.plan, DescribedPlan) and self.plan.verdict:
             return list(self.plan.verdict)
-        return sentences(self.plan, self.table, self.readings, self.prediction, self.notes, self.doubts)
+        return sentences(self)
 
     def mends(
         self,
@@ -226,7 +221,7 @@ class Forecast(Result):
         return {
             "prediction": prediction, "exponents": self.exponents, "doubts": list(self.doubts),
             "readings": self.readings, "verdict": self.verdict, "learnt_below": self.learnt_below,
-            "architecture": self.plan.description, "task": self.plan.task_name, "seed": self.plan.seed,
+            "architecture": self.plan.description, "task": self.plan.task_name, "seed": self.plan.recipe.seed,
             "recipe": asdict(self.plan.recipe),
         }  # fmt: skip
 
@@ -239,9 +234,10 @@ class Forecast(Result):
             name: value if name in ("known", "entries") else float(value) for name, value in told.items()
         }
         prediction = Prediction(nearest=tables["forecast_nearest"], unfamiliar=unfamiliar, **numbers)
-        recipe = Recipe(**{**details["recipe"], "frozen": tuple(details["recipe"]["frozen"])})
-        plan = DescribedPlan(details["architecture"], recipe, details["seed"], details["task"],
-                             tuple(details["verdict"]), float(details["learnt_below"]))  # fmt: skip
+        renamed = {"batch_size" if name == "batch" else name: value for name, value in details["recipe"].items()}
+        recipe = Recipe(**{**renamed, "frozen": tuple(renamed["frozen"]), "seed": details["seed"]})
+        plan = DescribedPlan(details["architecture"], recipe, details["task"], tuple(details["verdict"]),
+                             float(details["learnt_below"]))  # fmt: skip
         readings, exponents = (
             {name: float(x) for name, x in details[part].items()} for part in ("readings", "exponents")
         )
@@ -263,20 +259,7 @@ class Mend:
 
 
 def forecast(
-    subject: Any,
-    *,
-    task: str | Task = "next-character",
-    tokens: int | None = None,
-    init: str | Initialisation = "xavier",
-    steps: int = STEPS,
-    lr: float = 1e-3,
-    batch: int = 16,
-    depth: int | None = None,
-    remedies: Sequence[str | Remedy] = (),
-    seed: int = 0,
-    inputs: Sequence[Any] | None = None,
-    loss: LossOfBatch | None = None,
-    blocks: Blocks | None = None,
+    subject: Any, *, design: Design | None = None, recipe: Recipe | None = None, module: ModuleInputs | None = None
 ) -> Forecast:
     """What will become of a network: where its tokens and gradients go, and whether it will train.
 
@@ -284,100 +267,39 @@ def forecast(
 
     Args:
         subject: An `Architecture`, whose weights are drawn; a `Transformer` with weights; a Hugging Face config, or a
-            model of a family that `load` reads, at its own initialisation; or, with `inputs`, any torch module.
-        task: What it is to learn: a name or a `Task` of the lab.
-        tokens: Tokens of a sample (of copying, of what is copied); those of the task if left out.
-        init: How weights of an `Architecture` are drawn: a scheme (`"bert"`, `"xavier/sqrt(L)"`), or an
-            `Initialisation`.
-        steps: Steps of the training that is asked about.
-        lr: Its largest learning rate.
-        batch: Samples of a step.
-        depth: Layers, in place of the architecture's.
-        remedies: Put onto the network.
-        seed: What weights and batches are drawn from.
-        inputs: Two batches of a module's own training: each a tensor, a tuple of positional arguments, or a dictionary
-            of arguments by name, whose entries that the module's forward does not name are for the loss alone. The
-            module is then forecast as it is, without its architecture: what cannot be read of it is not known, and a
-            note says how well trained designs are predicted without that. It is left as it was, bit for bit. Of the
-            other options, those that draw or change a network or its task do not apply.
-        loss: With `inputs`: takes what the module returns and the batch, and gives a tensor of one number; left out,
-            the module must return an object with `.loss`, as those of Hugging Face do when they are given labels.
-        blocks: With `inputs`: the stack of blocks where it is not found by itself, as in `watch`.
+            model of a family that `load` reads, at its own initialisation; or, with `module`, any torch module.
+        design: What the network is to learn (the next character of a text if left out), and what is changed of it
+            before: its depth, remedies, how its weights are drawn. Not of a module.
+        recipe: The training that is asked about: steps, the largest learning rate, samples of a step, seed.
+        module: Two batches and the loss of a module's own training. The module is then forecast as it is, without its
+            architecture: what cannot be read of it is not known, and a note says how well trained designs are predicted
+            without that. It is left as it was, bit for bit.
 
     Returns:
         The forecast; printing it says what is expected.
 
     Raises:
         ArchitectureError: The subject is no network that this can be asked of.
-        LabError: The training is none: no steps, no learning rate, a task that is not known, batches that the module
-            cannot be called with.
+        LabError: A task that is not known, batches that the module cannot be called with, a design of a module.
         MonitorError: The loss gives no number with a gradient.
         WatchError: The module's blocks are not found.
 
     >>> from rankscope.nets import Architecture
-    >>> result = forecast(Architecture(layers=2, width=16, heads=2), tokens=16, steps=100)
+    >>> short = Recipe(steps=100)
+    >>> result = forecast(Architecture(layers=2, width=16, heads=2), design=Design(tokens=16), recipe=short)
     >>> 0 <= result.probability <= 1, result.table.height
     (True, 3)
     """
-    _check(steps=steps, batch=batch, tokens=2 if tokens is None else tokens, seed=seed, lr=lr)
-    if inputs is not None:
-        inapplicable = {"task": (task, "next-character"), "tokens": (tokens, None), "init": (init, "xavier"),
-                        "batch": (batch, 16), "depth": (depth, None), "remedies": (tuple(remedies), ())}  # fmt: skip
-        return _of_module(subject, inputs, loss, blocks, Recipe(steps=steps, lr=lr), seed, inapplicable)
-    sentence = "loss and blocks are of a module with inputs; got no inputs: give two batches"
-    require(loss is None and blocks is None, sentence, LabError, "inputs")
-    with usual_modes(), torch.enable_grad():
-        chosen = _task(task, tokens)
-        arch, net, notes = _network(subject, seed)
-        first = chosen.batch(batch, seed, 0)
-        sentence = f"samples of {first.inputs.shape[1]} tokens have no label in {chosen.name}"
-        require((first.labels != UNLABELLED).any(), sentence, LabError, "tokens")
-        if depth is not None:
-            layers = chosen_layers(depth, arch.layers)
-            arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=depth)
-            if net is not None and len(layers) > len(set(layers)):
-                notes.append("layers are repeated, with the same weights")
-        arch, changed = adapted_to_task(arch, chosen, first.inputs.shape[1])
-        if net is not None:
-            net = net if arch == net.arch else with_architecture(net, arch)
-            for remedy in remedies:
-                net = net.with_remedy(remedy)
-        start = init if isinstance(init, Initialisation) else Initialisation(init)
-        plan = Plan(arch, chosen, Recipe(steps=steps, lr=lr, batch=batch), start, remedies, net, seed)
-        return forecast_of(plan, (*notes, *changed))
-
-
-def _of_module(
-    subject: Any,
-    inputs: Any,
-    loss: LossOfBatch | None,
-    blocks: Blocks | None,
-    recipe: Recipe,
-    seed: int,
-    inapplicable: dict[str, tuple[Any, Any]],
-) -> Forecast:
-    """The forecast of a module as it is; `inapplicable` has what was given, and the default, of options
-    that draw or change a network, which a module refuses."""
-    if not isinstance(subject, nn.Module):
-        came = f"got a {type(subject).__name__}: leave inputs out"
-        raise ArchitectureError(f"inputs are for a torch module; {came}", subject="subject")
-    for name, (given, default) in inapplicable.items():
-        sentence = f"{name} is of networks that are drawn; this module is forecast as it is: leave {name} out"
-        require(given == default, sentence, LabError, name)
+    recipe = Recipe() if recipe is None else recipe
+    if module is None:
+        with usual_modes(), torch.enable_grad():
+            return forecast_of(*planned(subject, Design() if design is None else design, recipe))
+    sentence = "a design is of networks that are drawn; this module is forecast as it is: leave design out"
+    require(design is None, sentence, LabError, "design")
     device = torch.get_default_device()
     with usual_modes(CPU if device.type == "meta" else device), torch.enable_grad():
-        plan, point, table, notes = read_module(subject, inputs, loss, recipe, seed, blocks)
+        plan, point, table, notes = read_module(subject, module, recipe)
     return _predicted(plan, point, table, {}, [GIVEN, *notes])
-
-
-def _check(lr: float, **counts: int) -> None:
-    """Refuse numbers that no training has."""
-    for name, count in counts.items():
-        least = {"seed": 0, "tokens": 2}.get(name, 1)
-        fits = isinstance(count, int) and least <= count < 2**31
-        require(fits, f"{name} must be a whole number from {least} on; got {count!r}", LabError, name)
-    above = isinstance(lr, int | float) and 0 < lr < math.inf
-    require(above, f"lr must be a number above zero; got {lr!r}", LabError, "lr")
 
 
 @usual_modes()
@@ -391,7 +313,7 @@ def forecast_of(plan: Plan, notes: Sequence[str] = (), *, layers: bool = True) -
         layers: Whether tokens and gradients are followed layer by layer; without, the table is empty.
     """
     model = plan.model()
-    point = point_of(model, plan.task, plan.recipe, plan.seed)
+    point = point_of(model, plan.task, plan.recipe)
     table, exponents, layer_notes = by_layer(model, plan) if layers else (filled_table({"layer": []}), {}, [])
     return _predicted(plan, point, table, exponents, [*notes, *layer_notes])
 
@@ -410,60 +332,12 @@ def _predicted(
         f"{prediction.share_right:.0%} of our trained designs are told right, each by the others (with none, by "
         f"saying the more frequent outcome, {prediction.share_frequent:.0%})"
     ] * (prediction.known < prediction.entries)
-    doubts = _doubts(plan, prediction)
-    described = plan.description
-    network = Network(model=described) if isinstance(plan, DescribedPlan) else Network(architecture=described)
-    manifest = begun("cpu").adding(networks=(network,), seed=plan.seed)
-    return Forecast(plan, table, point, prediction, exponents, (*notes, *unknown, *doubts), doubts, manifest)
-
-
-def _task(task: str | Task, tokens: int | None) -> Task:
-    """The task, with samples of so many tokens."""
-    chosen = task_of(task) if isinstance(task, str) else task
-    if tokens is None:
-        return chosen
-    for size in ("context", "length"):
-        if size in getattr(chosen, "__dataclass_fields__", {}):
-            return replace(chosen, **{size: tokens})  # type: ignore[type-var]
-    raise LabError(f"samples of {chosen.name} have tokens of their own; leave tokens out", subject="tokens")
-
-
-def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None, list[str]]:
-    """(Architecture, network if weights are given, notes) of whatever was passed."""
-    if isinstance(subject, Architecture):
-        return subject, None, []
-    if isinstance(subject, Transformer):
-        drawn = subject.origin is not None and subject.origin.described().get("weights") == "random"
-        return subject.arch, subject, [] if drawn else [GIVEN]
-    from rankscope.sources import load
-
-    notes = [GIVEN]
-    if not isinstance(subject, nn.Module) and hasattr(subject, "model_type"):
-        from transformers import AutoModel
-
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            eager = {"attn_implementation": "eager"}  # a config may name a kernel, which would be fetched from the hub
-            subject, notes = AutoModel.from_config(subject, **eager), []  # type: ignore[no-untyped-call]
-    if not isinstance(subject, nn.Module):
-        sentence = "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory"
-        raise ArchitectureError(f"{sentence}; got {type(subject).__name__}", subject="subject")
-    try:
-        net = load(subject)
-    except SourceError as error:
-        sentence = f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is"
-        advice = "give two batches and a loss: forecast(model, inputs=[first, second], loss=function)"
-        raise ArchitectureError(f"{sentence}, {advice}", subject="inputs") from error
-    arch = net.arch
-    if arch.positions == "none" and getattr(getattr(net.origin, "embedding", None), "positions", None) is not None:
-        arch = arch.replace(positions="absolute", length=1)  # its table is part of its embedding, which is drawn anew
-    return arch, net, notes
-
-
-def _doubts(plan: Plan | DescribedPlan, prediction: Prediction) -> tuple[str, ...]:
-    """The reasons why the prediction is a guess: what this design has and no trained design had; empty without any."""
-    doubts = []
-    if outside := Predictor.shipped().outside(plan.settings):
+    doubts, usual = [], Recipe()
+    outside = Predictor.shipped().outside(plan.settings)
+    for name in ("warmup", "weight_decay", "max_norm", "frozen"):
+        value, trained = getattr(plan.recipe, name), getattr(usual, name)
+        outside += [f"{name} {value} (trained: {trained})"] if value != trained else []
+    if outside:
         doubts.append(f"no trained design had {', '.join(outside)}")
     if plan.task_name not in LEARNT:
         doubts.append(f"trained designs were of {' and '.join(LEARNT)}; of {plan.task_name} none was trained")
@@ -473,4 +347,8 @@ def _doubts(plan: Plan | DescribedPlan, prediction: Prediction) -> tuple[str, ..
         )
     if prediction.unfamiliar:
         doubts.append(f"no trained design reads like it, by {', '.join(prediction.unfamiliar)}")
-    return tuple(doubts)
+    described = plan.description
+    network = Network(model=described) if isinstance(plan, DescribedPlan) else Network(architecture=described)
+    manifest = begun("cpu").adding(networks=(network,), seed=plan.recipe.seed)
+    notes = (*notes, *unknown, *doubts)
+    return Forecast(plan, table, point, prediction, exponents, notes, tuple(doubts), manifest)

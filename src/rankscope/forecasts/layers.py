@@ -17,14 +17,13 @@ from torch import Tensor
 from rankscope import figures as fig
 from rankscope.errors import ArchitectureError, RankscopeError
 from rankscope.figures import sparkline, thinned
-from rankscope.forecasts.gradients import GradientProfile, gradients
-from rankscope.forecasts.mean_field import mean_field
+from rankscope.forecasts.gradients import gradients
+from rankscope.forecasts.mean_field import Moments, mean_field
 from rankscope.forecasts.phases import Phase, giorlandino, log_gradient
 from rankscope.forecasts.plan import Plan
-from rankscope.forecasts.readings import IN_BLOCKS
+from rankscope.forecasts.readings import IN_BLOCKS, token_curves
 from rankscope.lab import Model
 from rankscope.nets import Transformer
-from rankscope.profiles import measure
 from rankscope.results import Table
 from rankscope.shapes import Float
 
@@ -55,33 +54,36 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         plan: What the network is to learn, and how.
         theory: Whether columns of theory are filled.
     """
-    batch = plan.task.batch(plan.recipe.batch, plan.seed, 0).part(slice(SAMPLES))
-    net, notes = model.network().to(torch.float64), []
+    batch = plan.task.batch(plan.recipe.batch_size, plan.recipe.seed, 0).part(slice(SAMPLES))
+    net, notes = model.network(torch.float64), []
     X = model.tokens(batch.inputs).detach().double()
-    profile = measure(net, X, batch.padding, ["relative_residual", "entropy"])
+    residual, entropy = token_curves(net, X, batch.padding, check=True)
     columns: dict[str, Any] = {"layer": list(range(net.arch.layers + 1))}
-    marked = profile.curve("relative_residual", "below_floor").bool()
-    columns["residual"] = profile.curve("relative_residual", "log10").masked_fill(marked, math.nan).mean(0).tolist()
+    columns["residual"] = residual.log10.masked_fill(residual.below_floor, math.nan).mean(0).tolist()
     exponents: dict[str, float] = {}
     phases: list[Phase] = []
     if batch.padding is not None and bool(batch.padding.any()):
         notes.append("samples are padded: theory and gradients by layer are of unpadded ones, and left out")
     else:
+        first: list[Moments] = []  # with positions, where the network adds a table of them
         try:
-            columns |= {"residual_theory": _theory(net, X)} if theory else {}
+            columns |= {"residual_theory": _theory(net, X, first)} if theory else {}
         except ArchitectureError as error:
             notes.append(f"mean-field theory has no rule: {error}")
         try:
-            first = next(mean_field(net, X))  # with positions, where the network adds a table of them
-            phases = list(giorlandino(net, first.q, first.p, X.shape[1])) if theory else []
+            q, p = (first[0].q, first[0].p) if first else (math.nan, math.nan)
+            phases = list(giorlandino(net, q, p, X.shape[1])) if theory else []
         except ArchitectureError as error:
             notes.append(f"phases have no closed form here: {error}")
         try:
             Y = model.net(model.tokens(batch.inputs), batch.padding).detach().requires_grad_()  # after the last norm
             (cotangent,) = torch.autograd.grad(plan.task.loss(model.logits(Y, batch.padding), batch), Y)
-            profile_of_gradients = gradients(net, X, cotangent.double())
-            columns |= _gradient_columns(profile_of_gradients)
-            measured = profile_of_gradients.exponents()
+            profile = gradients(net, X, cotangent.double())
+            of_weights = {kind: profile.weights[kind] for kind in IN_BLOCKS if kind in profile.weights}
+            for name, readings in {"separation": profile.separation, "gradient": profile.tokens, **of_weights}.items():
+                logs = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
+                columns[name] = [math.nan] * (name in of_weights) + logs  # the input has no weights
+            measured = profile.exponents()
             exponents |= {"angle": measured.angle, "gradient": measured.gradient}
         except RankscopeError as error:
             notes.append(f"gradients by layer are left out: {error}")
@@ -90,7 +92,7 @@ def by_layer(model: Model, plan: Plan, *, theory: bool = True) -> tuple[pl.DataF
         columns["boundary"] = [math.nan, *(phase.distance for phase in phases)]
         exponents["angle_theory"] = sum(phase.angle_exponent for phase in phases) / len(phases)
         exponents["gradient_theory"] = log_gradient(phases, X.shape[1]) / len(phases)
-    columns["entropy"] = profile.curve("entropy").nanmean((0, 2)).tolist()
+    columns["entropy"] = entropy.nanmean((0, 2)).tolist()
     return filled_table(columns), exponents, notes
 
 
@@ -101,28 +103,18 @@ def filled_table(columns: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame({name: columns.get(name, empty[name]) for name in COLUMNS}, schema_overrides=SCHEMA)
 
 
-def _theory(net: Transformer, X: Float[Tensor, "batch token width"]) -> list[float]:
+def _theory(net: Transformer, X: Float[Tensor, "batch token width"], first: list[Moments]) -> list[float]:
     """log10 of the relative residual in mean-field theory, by layer; NaN from the layer on where tokens leave
-    float64's range, or what tells them apart is below what theory carries."""
+    float64's range, or what tells them apart is below what theory carries. Moments of layer 0 go into `first`."""
     logs = []
     try:
         for moments in mean_field(net, X):
+            first += [] if first else [moments]
             residual = moments.relative_residual
             logs.append(math.log10(residual) if 0 < residual < math.inf else math.nan)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # C is not finite
         pass
     return logs + [math.nan] * (net.arch.layers + 1 - len(logs))
-
-
-def _gradient_columns(profile: GradientProfile) -> dict[str, list[float]]:
-    """Logs of gradients and of the separation of tokens, NaN where rounding decided."""
-
-    def logs(readings: Any) -> list[float]:
-        values: list[float] = readings.log10.masked_fill(readings.below_floor, math.nan).tolist()
-        return values
-
-    weights = {kind: [math.nan, *logs(profile.weights[kind])] for kind in IN_BLOCKS if kind in profile.weights}
-    return {"separation": logs(profile.separation), "gradient": logs(profile.tokens), **weights}
 
 
 def layers_chart(table: pl.DataFrame, said: str) -> fig.Chart:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
-from rankscope.errors import LabError, WatchError, require
+from rankscope.errors import ArchitectureError, LabError, WatchError, require
 from rankscope.forecasts.layers import filled_table
-from rankscope.forecasts.live_passes import LiveBatch, LivePass, LossOfBatch, NarrowingNoticed, in_dtype, passed
+from rankscope.forecasts.live_passes import LiveBatch, LivePass, ModuleInputs, NarrowingNoticed, in_dtype, passed
 from rankscope.forecasts.plan import DescribedPlan
 from rankscope.forecasts.readings import (
     HIGHEST,
@@ -42,7 +42,7 @@ from rankscope.forecasts.readings import (
 )
 from rankscope.forecasts.weight_kinds import weight_kinds
 from rankscope.lab import Recipe
-from rankscope.live import Blocks, is_sharded, make_plan, rows_and_columns, sizes_in, submodules, unwrapped, watch
+from rankscope.live import is_sharded, make_plan, rows_and_columns, sizes_in, submodules, unwrapped, watch
 from rankscope.monitor import GRADIENT_METRIC, TokenGradients, preserved_training_state, token_gradients
 from rankscope.profiles import Profile
 
@@ -72,40 +72,53 @@ class TokenCurves:
 
 
 def read_module(
-    model: nn.Module, inputs: Any, loss: LossOfBatch | None, recipe: Recipe, seed: int = 0, blocks: Blocks | None = None
+    model: nn.Module, given: ModuleInputs, recipe: Recipe
 ) -> tuple[DescribedPlan, dict[str, float], pl.DataFrame, list[str]]:
     """Read everything that can be read off a module, and leave the module as it was, bit for bit.
 
     Args:
         model: Any torch module with a stack of blocks, at its initialisation.
-        inputs: Two batches, as `forecast` takes them, and so are loss and blocks.
-        loss: Gives the loss of an output; None to take `.loss`.
-        recipe: Steps and the largest learning rate of the training that is asked about.
-        seed: What the drift is drawn from.
-        blocks: The stack of blocks where it is not found by itself.
+        given: Two batches, the loss, and the blocks where they are not found by themselves.
+        recipe: Steps and the largest learning rate of the training that is asked about; its seed is what the drift is
+            drawn from.
 
     Returns:
         The module and its training; every reading that is known, by name, as the predictor takes them; the table of a
         `Forecast`; what is not known and why, each a sentence.
 
     Raises:
-        LabError: The inputs are not two batches that the module can be called with, or there is no loss.
+        ArchitectureError: The model is no module.
+        LabError: The module cannot be called with the batches, there is no loss, or the recipe names what a module
+            decides itself.
         MonitorError: The loss is not one number with a gradient, or the module cannot be left as it was.
         WatchError: The blocks are not found, or cannot be watched.
     """
-    model = unwrapped(_whole(model))
-    batches = _batches(inputs, model)
-    if loss is not None and not callable(loss):
-        raise LabError(f"loss must be a function of output and batch; got a {type(loss).__name__}", subject="loss")
+    if not isinstance(model, nn.Module):
+        sentence = f"module is of a torch module; got a {type(model).__name__}: leave module out"
+        raise ArchitectureError(sentence, subject="subject")
+    for name, decides in {"batch_size": "the inputs decide", "frozen": "requires_grad of its weights decides"}.items():
+        sentence = f"{name} of a recipe is of networks that are drawn; of a module {decides}: leave {name} out"
+        require(getattr(recipe, name) == getattr(Recipe(), name), sentence, LabError, name)
+    refusal = ""
+    if is_sharded(model):
+        refusal = "are sharded or split over devices (FSDP, ZeRO-3, DTensor): forecast it before that"
+    elif any(weight.is_meta or is_lazy(weight) for weight in model.parameters()):
+        refusal = "are not drawn yet, or on the meta device: draw them first"
+    elif any(type(part).__name__ == "DistributedDataParallel" for part in submodules(unwrapped(model))):
+        refusal = "are partly wrapped in DDP, which counts their calls: forecast it before that"
+    sentence = f"a module must have its weights to itself; those of {type(model).__name__} {refusal}"
+    require(not refusal, sentence, LabError, "model")
+    model = unwrapped(model)
+    batches = given.batches(model)
     sentence = f"{type(model).__name__} has no weights to train: none requires a gradient"
     require(trained_weights(model), sentence, LabError, "model")
     dtype = torch.float32 if any(weight.dtype in HALF for weight in model.parameters()) else None
-    reader = ModuleReader(model, batches, loss, recipe, blocks, dtype)
+    reader = ModuleReader(model, batches, given, recipe, dtype)
     with in_dtype(model, dtype):
         with preserved_training_state(model), torch.enable_grad():
             curves, start = reader.start()
             table = reader.table(curves)
-        drift = drifted(model, recipe.lr * math.sqrt(recipe.steps), seed)
+        drift = drifted(model, recipe)
         with drift, preserved_training_state(model), torch.enable_grad():
             later = reader.look(reader.watched())
     if dtype is not None:
@@ -114,36 +127,7 @@ def read_module(
     heads = None if curves.entropy is None else curves.entropy.shape[2]
     layers = curves.residual.shape[1] - 1
     described = {"module": type(model).__name__, "layers": layers, "width": reader.width, "heads": heads}
-    return DescribedPlan(described, replace(recipe, batch=curves.samples), seed), point, table, reader.notes
-
-
-def _whole(model: nn.Module) -> nn.Module:
-    """Return the module; raises if its weights are sharded, on the meta device or partly wrapped in DDP."""
-    came = ""
-    if is_sharded(model):
-        came = "are sharded or split over devices (FSDP, ZeRO-3, DTensor): forecast it before that"
-    elif any(weight.is_meta or is_lazy(weight) for weight in model.parameters()):
-        came = "are not drawn yet, or on the meta device: draw them first"
-    elif any(type(part).__name__ == "DistributedDataParallel" for part in submodules(unwrapped(model))):
-        came = "are partly wrapped in DDP, which counts their calls: forecast it before that"
-    sentence = f"a module must have its weights to itself; those of {type(model).__name__} {came}"
-    require(not came, sentence, LabError, "model")
-    return model
-
-
-def _batches(inputs: Any, model: nn.Module) -> list[LiveBatch]:
-    """The two batches, checked."""
-    if not isinstance(inputs, list) or len(inputs) != 2:
-        came = (
-            f"a list of {len(inputs)}" if isinstance(inputs, list) else f"a {type(inputs).__name__}, which is one batch"
-        )
-        raise LabError(f"inputs must be a list of two batches; got {came}", subject="inputs")
-    batches = [LiveBatch.of(batch, model) for batch in inputs]
-    first, second = (batch.tensors for batch in batches)
-    same = len(first) == len(second) and all(map(torch.equal, first, second))
-    sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
-    require(not same, sentence, LabError, "inputs")
-    return batches
+    return DescribedPlan(described, replace(recipe, batch_size=curves.samples)), point, table, reader.notes
 
 
 @dataclass
@@ -152,13 +136,12 @@ class ModuleReader:
 
     model: nn.Module
     batches: Sequence[LiveBatch]
-    loss: LossOfBatch | None
+    given: ModuleInputs
     recipe: Recipe
-    blocks: Blocks | None
     dtype: torch.dtype | None  # What half precision is read in; None of a module that has its own
 
     def __post_init__(self) -> None:
-        self.plan = make_plan(self.model, METRICS[:1], blocks=self.blocks)
+        self.plan = make_plan(self.model, METRICS[:1], blocks=self.given.blocks)
         self.given_weights = trained_weights(self.model)
         self.kinds: WeightKinds = {}
         self.width: int | None = None
@@ -179,7 +162,7 @@ class ModuleReader:
     def start(self) -> tuple[TokenCurves, dict[str, float]]:
         """(What was watched, every reading at initialisation)."""
         first = self._pass(0)
-        self._refuse_hidden(first)
+        self._refuse_kept_weights(first)
         self.kinds = weight_kinds(self.model, self.plan.blocks, self.weights, first.head)
         self._note_loss(first)
         unknown = [kind for kind, parts in self.kinds.items() if parts is None]
@@ -190,13 +173,13 @@ class ModuleReader:
         readings = self.look(curves) | self._curvature()
         return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
 
-    def _refuse_hidden(self, made: LivePass) -> None:
+    def _refuse_kept_weights(self, made: LivePass) -> None:
         """Refuse a module that still computes with its own weights after copies were put in their place."""
         given = self.given_weights
         reached = torch.autograd.grad(made.loss, list(given.values()), retain_graph=True, allow_unused=True)
-        if hidden := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
-            came = f"{type(self.model).__name__} keeps {hidden[0]} in another place too (a closure, a dictionary)"
-            raise LabError(f"a module must take its weights from its attributes, to be read; {came}", subject="model")
+        if kept := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
+            where = f"{type(self.model).__name__} keeps {kept[0]} in another place too (a closure, a dictionary)"
+            raise LabError(f"a module must take its weights from its attributes, to be read; {where}", subject="model")
 
     def look(self, curves: TokenCurves) -> dict[str, float]:
         """What is read again after the drift: shares of the output, input gradients of two batches, residuals and
@@ -216,7 +199,7 @@ class ModuleReader:
         return readings | self._profile(curves)
 
     def _pass(self, k: int) -> LivePass:
-        made = passed(self.model, self.batches[k], self.loss, self.dtype)
+        made = passed(self.model, self.batches[k], self.given.loss, self.dtype)
         if made.head_input is not None:
             self.width = made.head_input.shape[-1]
         return made
@@ -347,7 +330,7 @@ class ModuleReader:
     @torch.no_grad()
     def _watch(self, metric: str, dtype: torch.dtype | None) -> Profile:
         """What is read of one call in this dtype, None for the module's own."""
-        with in_dtype(self.model, dtype), watch(self.model, [metric], blocks=self.blocks) as w:
+        with in_dtype(self.model, dtype), watch(self.model, [metric], blocks=self.given.blocks) as w:
             self.batches[0].called(self.model, dtype)
         return w.profile()
 

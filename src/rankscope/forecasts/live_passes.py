@@ -9,7 +9,7 @@ That also tells the labels y. Where no tensor of the output is that, logits are 
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +20,43 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import LabError, RankscopeError, require
-from rankscope.live import arguments_of, floating_tensors, hooked, submodules
+from rankscope.live import Blocks, arguments_of, floating_tensors, hooked, submodules
 from rankscope.monitor import loss_in
 from rankscope.sources import first_line
 
 LossOfBatch = Callable[[Any, Any], Tensor]  # Takes what the model returns and the batch, and gives one number
 ALIKE = 1e-3  # By how much `N dloss/dz` may differ from that of a cross-entropy
 NO_SYMBOLS = ("label", "target", "mask", "type", "pos")  # In names of integers that are no symbols of tokens
+
+
+@dataclass(frozen=True)
+class ModuleInputs:
+    """What a module of a person's own is forecast from: two batches of its training, and its loss."""
+
+    inputs: Sequence[Any]
+    """A list of two batches: each a tensor, a tuple of positional arguments, or a dictionary of arguments by name, of
+    which entries that the module's forward does not name are for the loss alone."""
+    loss: LossOfBatch | None = None
+    """Takes what the module returns and the batch, and gives a tensor of one number; left out, the module must return
+    an object with `.loss`, as those of Hugging Face do when they are given labels."""
+    blocks: Blocks | None = None  # The stack of blocks where it is not found by itself, as in `watch`
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inputs, list) or len(self.inputs) != 2:
+            got = f"a {type(self.inputs).__name__}, which is one batch"
+            got = f"a list of {len(self.inputs)}" if isinstance(self.inputs, list) else got
+            raise LabError(f"inputs must be a list of two batches; got {got}", subject="inputs")
+        sentence = f"loss must be a function of output and batch; got a {type(self.loss).__name__}"
+        require(self.loss is None or callable(self.loss), sentence, LabError, "loss")
+
+    def batches(self, model: nn.Module) -> "list[LiveBatch]":
+        """The two batches, checked, as this module is called with them."""
+        batches = [LiveBatch.of(batch, model) for batch in self.inputs]
+        first, second = (batch.tensors for batch in batches)
+        same = len(first) == len(second) and all(map(torch.equal, first, second))
+        sentence = "inputs must be two different batches, whose gradients are compared; got the same one twice"
+        require(not same, sentence, LabError, "inputs")
+        return batches
 
 
 @dataclass(frozen=True)
@@ -47,8 +77,8 @@ class LiveBatch:
             LabError: It is none of these, or holds no tensor.
         """
         if not isinstance(batch, Tensor | Mapping | tuple | list):
-            came = f"received a {type(batch).__name__}"
-            raise LabError(f"a batch of inputs must be a tensor, a tuple or a dictionary; {came}", subject="inputs")
+            sentence = "a batch of inputs must be a tensor, a tuple or a dictionary"
+            raise LabError(f"{sentence}; received a {type(batch).__name__}", subject="inputs")
         args = (batch,) if isinstance(batch, Tensor) else () if isinstance(batch, Mapping) else tuple(batch)
         kwargs = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -140,8 +170,8 @@ def passed(model: nn.Module, batch: LiveBatch, loss: LossOfBatch | None, dtype: 
         output = batch.called(model, dtype)
     value = loss_in(output, None if loss is None else lambda output: loss(output, batch.given))
     if value is None:
-        came = f"{type(model).__name__} returned a {type(output).__name__} without a .loss that has a gradient"
-        raise LabError(f"loss must be given, or be part of what the model returns; {came}", subject="loss")
+        returned = f"{type(model).__name__} returned a {type(output).__name__} without a .loss that has a gradient"
+        raise LabError(f"loss must be given, or be part of what the model returns; {returned}", subject="loss")
     live_pass = LivePass(value.reshape(()))
     for z in dict.fromkeys((*floating_tensors(output), *floating_tensors(getattr(output, "logits", None)))):
         if (labels := _labels(live_pass.loss, z)) is not None:

@@ -216,8 +216,8 @@ class MeanField(Plain):
         w = block.weights.mlp
         assert w is not None
         act = ACTIVATIONS[self.arch.activation]
-        hidden = through(w.up, C)
-        return through(w.down, products(act, hidden) if w.gate is None else products(act, through(w.gate, C)) * hidden)
+        inner = through(w.up, C)
+        return through(w.down, products(act, inner) if w.gate is None else products(act, through(w.gate, C)) * inner)
 
     def add(self, block: Block, half: Half, C: Covariance, branches: dict[str, Covariance]) -> Covariance:
         """Branches are independent of what they are added to, and of each other."""

@@ -210,8 +210,8 @@ class ClosedForm(Arithmetic):
         """`E[phi(u_t) phi(u_s)]`, and `E phi'(u)^2` of changes."""
         w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
         assert w is not None
-        hidden = through(w.up, x)
-        inner = activated(act, hidden) if w.gate is None else multiplied(activated(act, through(w.gate, x)), hidden)
+        inner, gate = through(w.up, x), w.gate
+        inner = activated(act, inner) if gate is None else multiplied(activated(act, through(gate, x)), inner)
         return through(w.down, inner)
 
     def add(self, block: Block, half: Half, x: Exchangeable, branches: dict[str, Exchangeable]) -> Exchangeable:

@@ -1,6 +1,7 @@
 """`Plan`: a training that has not begun, of any network on a task of the lab; what forecasts are made of.
 
-`changes` lists changed plans that may let the network train, which `forecasting.py` forecasts.
+`planned` makes the plan of whatever `forecast` is given, as a `Design` says. `changes` lists changed plans that may let
+the network train, which `forecasting.py` forecasts.
 """
 
 import math
@@ -10,14 +11,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
-from rankscope.errors import ArchitectureError, LabError, RankscopeError, require, require_one_of
+from rankscope.errors import ArchitectureError, LabError, RankscopeError, SourceError, require, require_one_of
 from rankscope.forecasts.readings import architecture_numbers, readings
-from rankscope.lab import Initialisation, Model, Recipe, Task, Training
+from rankscope.lab import UNLABELLED, Initialisation, Model, Recipe, Task, Training
+from rankscope.lab import task as task_named
 from rankscope.nets import Architecture, Mask, MaskLike, Transformer, chosen_layers, with_layers
 from rankscope.nets import mask_matrix as matrix
 from rankscope.remedies import Remedy
 
+GIVEN = "weights are those given: a forecast is of networks that were not trained"
 FORMS = ("kernel", "mask", "positions", "mlp", "activation", "experts", "norm", "norm_place", "final_norm", "parallel",
          "shared", "query_norm", "head_gate")  # fmt: skip
 """Fields of an architecture that say what form its parts have."""
@@ -29,12 +33,11 @@ class Plan:
 
     arch: Architecture  # The network
     task: Task  # What it learns
-    recipe: Recipe = field(default_factory=lambda: Recipe(steps=300))  # Steps, learning rate and batch of its training
+    recipe: Recipe = field(default_factory=Recipe)  # Steps, learning rate, batch and seed of its training
     initialisation: Initialisation = field(default_factory=Initialisation)  # How its weights are drawn
     remedies: Sequence[str | Remedy] = ()  # Put onto it
     net: Transformer | None = None
     """The network itself, where its weights are given; nothing is drawn then but embedding and head."""
-    seed: int = 0  # What weights are drawn from
 
     @property
     def layers(self) -> int:
@@ -53,7 +56,7 @@ class Plan:
         forms = {name: getattr(self.arch, name) for name in FORMS}
         return {
             "layers": self.arch.layers, "width": self.arch.width, "heads": self.arch.heads, "steps": self.recipe.steps,
-            "rate": self.recipe.lr, "batch": self.recipe.batch, "attention_skip": float(self.arch.attention_skip),
+            "rate": self.recipe.lr, "batch": self.recipe.batch_size, "attention_skip": float(self.arch.attention_skip),
             "mlp_skip": float(self.arch.mlp_skip), "remedy": remedies,
             **{name: form if isinstance(form, bool | None) else str(form) for name, form in forms.items()},
         }  # fmt: skip
@@ -68,17 +71,17 @@ class Plan:
     ) -> Training:
         """The training, not begun yet, of weights that are drawn; the arguments are those of `Training`."""
         return Training(
-            self.task, self.arch, self.recipe, seeds=[self.seed], remedies=self.remedies,
-            initialisation=self.initialisation, device=device, dtype=dtype, capture=capture,
+            self.task, self.arch, self.recipe, remedies=self.remedies, initialisation=self.initialisation,
+            device=device, dtype=dtype, capture=capture,
         )  # fmt: skip
 
     def model(self) -> Model:
         """Embedding, network and head before the first step."""
         if self.net is None:
-            asked, frozen = self.task.interface, self.recipe.frozen
-            return self.initialisation.model(self.arch, asked, self.seed, self.remedies, frozen)
+            asked, recipe = self.task.interface, self.recipe
+            return self.initialisation.model(self.arch, asked, recipe.seed, self.remedies, recipe.frozen)
         std = self.initialisation.embedding_std
-        return Model(self.net.to(torch.float32, "cpu"), self.task.interface, std, seed=self.seed + 1)
+        return Model(self.net.to(torch.float32, "cpu"), self.task.interface, std, seed=self.recipe.seed + 1)
 
     def changed(self, remedy: str | Remedy | None = None, lr: float | None = None, **fields: Any) -> "Plan":
         """A plan that differs in some fields of its architecture; its weights are drawn.
@@ -98,14 +101,106 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Design:
+    """What a network is to learn, and what is changed of it before: `planned` makes a plan of both.
+
+    Raises:
+        LabError: A sample has fewer than two tokens.
+    """
+
+    task: str | Task = "next-character"  # What is to be learnt: a name or a `Task` of the lab
+    tokens: int | None = None  # Tokens of a sample (of copying, of what is copied); those of the task if left out
+    depth: int | None = None  # Layers, in place of the network's own
+    remedies: Sequence[str | Remedy] = ()  # Put onto the network
+    init: str | Initialisation = "xavier"
+    """How weights of an `Architecture` are drawn: a scheme (`"bert"`, `"xavier/sqrt(L)"`), or an `Initialisation`."""
+
+    def __post_init__(self) -> None:
+        fits = self.tokens is None or (isinstance(self.tokens, int) and 2 <= self.tokens < 2**31)
+        require(fits, f"tokens must be a whole number from 2 on; got {self.tokens!r}", LabError, "tokens")
+
+    @property
+    def chosen_task(self) -> Task:
+        """The task, with samples of so many tokens."""
+        task = task_named(self.task) if isinstance(self.task, str) else self.task
+        if self.tokens is None:
+            return task
+        for size in ("context", "length"):
+            if size in getattr(task, "__dataclass_fields__", {}):
+                return replace(task, **{size: self.tokens})  # type: ignore[type-var]
+        raise LabError(f"samples of {task.name} have tokens of their own; leave tokens out", subject="tokens")
+
+
+def planned(subject: Any, design: Design, recipe: Recipe) -> tuple[Plan, list[str]]:
+    """(The plan of whatever `forecast` is given, sentences on what was changed of it).
+
+    Raises:
+        ArchitectureError: The subject is no network of which a plan can be made.
+        LabError: The task is not known, or samples of so many tokens have no label.
+    """
+    task, (arch, net, notes) = design.chosen_task, _network(subject, recipe.seed)
+    first = task.batch(recipe.batch_size, recipe.seed, 0)
+    sentence = f"samples of {first.inputs.shape[1]} tokens have no label in {task.name}"
+    require((first.labels != UNLABELLED).any(), sentence, LabError, "tokens")
+    if design.depth is not None:
+        layers = chosen_layers(design.depth, arch.layers)
+        arch, net = with_layers(arch, layers), None if net is None else net.variant(layers=design.depth)
+        if net is not None and len(layers) > len(set(layers)):
+            notes.append("layers are repeated, with the same weights")
+    arch, changed = adapted_to_task(arch, task, first.inputs.shape[1])
+    if net is not None:
+        if arch != net.arch:  # another mask, or a longer table of positions, which starts at zero
+            tensors = net.state_dict()
+            if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
+                tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)
+            net = Transformer.from_weights(arch, tensors)
+        for remedy in design.remedies:
+            net = net.with_remedy(remedy)
+    start = design.init if isinstance(design.init, Initialisation) else Initialisation(design.init)
+    return Plan(arch, task, recipe, start, tuple(design.remedies), net), [*notes, *changed]
+
+
+def _network(subject: Any, seed: int) -> tuple[Architecture, Transformer | None, list[str]]:
+    """(Architecture, network if weights are given, notes) of whatever was passed."""
+    if isinstance(subject, Architecture):
+        return subject, None, []
+    if isinstance(subject, Transformer):
+        drawn = subject.origin is not None and subject.origin.described().get("weights") == "random"
+        return subject.arch, subject, [] if drawn else [GIVEN]
+    from rankscope.sources import load
+
+    notes = [GIVEN]
+    if not isinstance(subject, nn.Module) and hasattr(subject, "model_type"):
+        from transformers import AutoModel
+
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            eager = {"attn_implementation": "eager"}  # a config may name a kernel, which would be fetched from the hub
+            subject, notes = AutoModel.from_config(subject, **eager), []  # type: ignore[no-untyped-call]
+    if not isinstance(subject, nn.Module):
+        sentence = "forecast takes an Architecture, a Transformer, a Hugging Face config or a model in memory"
+        raise ArchitectureError(f"{sentence}; got {type(subject).__name__}", subject="subject")
+    try:
+        net = load(subject)
+    except SourceError as error:
+        sentence = f"{type(subject).__name__} is not a model that load reads ({error}); to forecast it as it is"
+        advice = "give two batches and a loss: forecast(model, module=ModuleInputs([first, second], loss=function))"
+        raise ArchitectureError(f"{sentence}, {advice}", subject="module") from error
+    arch = net.arch
+    if arch.positions == "none" and getattr(getattr(net.origin, "embedding", None), "positions", None) is not None:
+        arch = arch.replace(positions="absolute", length=1)  # its table is part of its embedding, which is drawn anew
+    return arch, net, notes
+
+
+@dataclass(frozen=True)
 class DescribedPlan:
     """A training that is known by a description alone, without an architecture to change and a task to ask: of a
     person's own module, or of a forecast that was read from a folder."""
 
     description: dict[str, Any]
     """The network as its fields; the class of a module and its sizes, None where one is not known."""
-    recipe: Recipe  # Steps, learning rate and batch of its training
-    seed: int  # What weights, or the drift of a module's, are drawn from
+    recipe: Recipe
+    """Steps, learning rate and batch of its training, and the seed of weights, or of the drift of a module's."""
     task_name: str = "its own loss"  # What is learnt, by name or in words
     verdict: tuple[str, ...] = ()  # What is expected, in sentences, where the forecast was read from a folder
     learnt_below: float = math.nan
@@ -120,7 +215,7 @@ class DescribedPlan:
     def settings(self) -> dict[str, Any]:
         """The settings by which a module is compared with trained designs, by name; unknown ones are left out."""
         told = {name: self.description[name] for name in ("layers", "width", "heads")}
-        told |= {"steps": self.recipe.steps, "rate": self.recipe.lr, "batch": self.recipe.batch}
+        told |= {"steps": self.recipe.steps, "rate": self.recipe.lr, "batch": self.recipe.batch_size}
         return {name: value for name, value in told.items() if value is not None}
 
 
@@ -131,9 +226,9 @@ def adapted_to_task(arch: Architecture, task: Task, tokens: int) -> tuple[Archit
     the `tokens` of a sample.
 
     Raises:
-        ArchitectureError: The network reads a memory.
+        ArchitectureError: The network has cross-attention.
     """
-    sentence = "a forecast is of one stack of blocks; this network reads a memory too"
+    sentence = "a forecast is of one stack of blocks; this network reads the output of another"
     advice = "forecast its encoder, or a decoder without cross-attention"
     require(not arch.cross_attention, f"{sentence}: {advice}", ArchitectureError, "cross_attention")
     notes = []
@@ -166,24 +261,15 @@ def _causal(arch: Architecture, tokens: int) -> MaskLike | None:
     return ";".join(parts)
 
 
-def with_architecture(net: Transformer, arch: Architecture) -> Transformer:
-    """A network of given weights under another mask, or with a longer table of positions, which starts at zero."""
-    tensors = net.state_dict()
-    if arch.positions == "absolute" and len(tensors.get("positions", ())) < arch.length:
-        tensors["positions"] = net.weights.like.new_zeros(arch.length, arch.width)
-    return Transformer.from_weights(arch, tensors)
-
-
-def point_of(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[str, float]:
+def point_of(model: Model, task: Task, recipe: Recipe) -> dict[str, float]:
     """What the predictor is asked with: the readings of a model, and the numbers of its architecture.
 
     Args:
         model: Embedding, network and head before the first step.
         task: What it is to learn.
         recipe: How.
-        seed: What batches and the drift are drawn from.
     """
-    return architecture_numbers(model.net.arch, recipe.lr) | readings(model, task, recipe, seed)
+    return architecture_numbers(model.net.arch, recipe.lr) | readings(model, task, recipe)
 
 
 def goes_onto(arch: Architecture, remedy: str | Remedy) -> bool:

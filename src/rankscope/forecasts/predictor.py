@@ -1,7 +1,7 @@
 """`Predictor`: what a training will make of a network, from what is read off it before its first step.
 
 A Gaussian process: the networks that were trained, each a point x whose entries are its readings and the numbers of
-its architecture (`readings.py`), and what came of them, its values. The package has both: `TABLE`, a row for each
+its architecture (`readings.py`), and what became of them, its values. The package has both: `TABLE`, a row for each
 training, and `POINTS`, what was read off each design before its first step; `python -m rankscope_studies.forecasts`
 trains, reads and writes them. With weights w, one for each entry, fitted to the trainings (the studies'
 `forecasts/fitting.py`), two networks are as similar as
@@ -28,7 +28,7 @@ without themselves (`Predictor.share_right`) says what the missing entries cost.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from io import BytesIO
@@ -194,17 +194,12 @@ class Predictor:
         Raises:
             LabError: None of them is the predictor's.
         """
-        asked = set(names)
-        known = frozenset(name for name in self.names if name in asked)
+        known = frozenset(self.names) & frozenset(names)
         if len(known) == len(self.names):
             return self
         require(known, "a prediction needs one known reading at least; got none", LabError, "point")
-        if known not in self._restricted:
-            self._restricted[known] = self._fitted_to(known)
-        return self._restricted[known]
-
-    def _fitted_to(self, known: frozenset[str]) -> "Predictor":
-        """These entries with their weights; amplitudes and noises are the likeliest."""
+        if known in self._restricted:
+            return self._restricted[known]
         weights = {name: weight for name, weight in zip(self.names, self.weights, strict=True) if name in known}
         points = self._raw.select(self.results["number"], *weights)
         refitted = Predictor(points, self.results, weights, self.linear, self.place, self.learns)
@@ -212,6 +207,7 @@ class Predictor:
         refitted.place, refitted.learns = (
             _likeliest(values.clip(0.0), vectors.T @ refitted.targets[name]) for name in ("place", "learns")
         )
+        self._restricted[known] = refitted
         return refitted
 
     @cached_property
@@ -235,12 +231,12 @@ class Predictor:
     def entries(self, table: pl.DataFrame) -> Any:
         """Columns as places among trained networks, between -sqrt(3) and sqrt(3), `[network, entry]`: of mean zero, and
         variance one where no two networks have the same number."""
-        places = np.empty((len(table), len(self.names)))
-        for k, name in enumerate(self.names):
-            column, values = self._sorted[:, k], _known(table[name].to_numpy())
-            low, high = (np.searchsorted(column, values, side=side) for side in ("left", "right"))
-            places[:, k] = ((low + high) / (2 * len(column)) - 0.5) * SPREAD
-        return places
+        values = _known(table.select(self.names).to_numpy())
+        ranks = np.zeros(values.shape)
+        for k, column in enumerate(self._sorted.T):
+            for side in ("left", "right"):
+                ranks[:, k] += np.searchsorted(column, values[:, k], side=side)
+        return (ranks / (2 * len(self._sorted)) - 0.5) * SPREAD
 
     def similarity(self, a: Any, b: Any) -> Any:
         """The first term of k between points a and b, `[a, b]`: 1 where they are the same."""
@@ -332,37 +328,33 @@ class Predictor:
         Raises:
             LabError: Nothing is known.
         """
-        return replace(self.knowing(point)._predict(point), entries=len(self.names))
-
-    def _predict(self, point: Mapping[str, float]) -> Prediction:
-        """What is expected of a network of which every entry is known."""
-        table = pl.DataFrame([{name: point[name] for name in self.names}])
-        averages, places, spreads = self.predict_all(table)
-        similar = self.similarity(self.entries(table), self.points)[0]
+        predictor = self.knowing(point)
+        table = pl.DataFrame([{name: point[name] for name in predictor.names}])
+        averages, places, spreads = predictor.predict_all(table)
+        similar = predictor.similarity(predictor.entries(table), predictor.points)[0]
         nearest = np.argsort(-similar)[:NEAREST]
-        named = self.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
+        named = predictor.results[nearest.tolist()].with_columns(similarity=pl.Series(similar[nearest]))
         most, values = float(similar[nearest[0]]), _known(table.to_numpy()[0])
-        weighty = self.weights >= WEIGHTY * self.weights.max()
-        outside = (values < self._sorted[0]) | (values > self._sorted[-1])
-        beyond = [name for name, is_beyond in zip(self.names, weighty & outside, strict=True) if is_beyond]
+        outside = (values < predictor._sorted[0]) | (values > predictor._sorted[-1])
+        beyond = np.array(predictor.names)[outside & (predictor.weights >= WEIGHTY * predictor.weights.max())].tolist()
         return Prediction(
-            probability=float(self.probabilities(averages)[0]),
+            probability=float(predictor.probabilities(averages)[0]),
             place=float(places[0]),
             place_spread=float(spreads[0]),
             similarity=most,
-            unfamiliar=(*beyond, *(["similarity"] if most < self._least_similar else [])),
-            nearest=named.select("number", "similarity", "task", "loss", "learns"),
-            known=len(self.names),
+            unfamiliar=(*beyond, *(["similarity"] if most < predictor._least_similar else [])),
+            nearest=named.select(list(NEAREST_SCHEMA)),
+            known=len(predictor.names),
             entries=len(self.names),
-            share_right=self.share_right,
-            share_frequent=self.share_frequent,
+            share_right=predictor.share_right,
+            share_frequent=predictor.share_frequent,
         )
 
 
 def _likeliest(values: Any, y: Any) -> Outcome:
     """The outcome whose marginal likelihood is largest: with noise `t` times the amplitude a, the likeliest a is
     `mean(y^2 / (values + t))`, and what is left is to find t. `values` are the eigenvalues of k(X, X), and y is what
-    came of the networks, in the basis of the eigenvectors."""
+    became of the networks, in the basis of the eigenvectors."""
 
     def amplitude(log: float) -> float:
         return float(np.mean(y**2 / (values + math.exp(log))))

@@ -46,8 +46,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.lab import UNLABELLED, Batch, Model, Recipe, Task, eval_mode
-from rankscope.nets import Architecture
-from rankscope.profiles import measure
+from rankscope.metrics import METRICS, Reading
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import MetricReader, one_pass
 
 KINDS: dict[str, tuple[str, ...]] = {
     "query": ("attention.query.",),
@@ -80,14 +81,13 @@ WeightKinds = Mapping[str, Sequence[WeightPart] | None]
 """By kind, its weights, none of a part that a network has not; None where it is not known which they are."""
 
 
-def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[str, float]:
+def readings(model: Model, task: Task, recipe: Recipe) -> dict[str, float]:
     """Return every reading of the module's table, by name.
 
     Args:
         model: An embedding, a network and a head, at initialisation; nothing in it is changed.
         task: What it is to learn.
-        recipe: Learning rate, steps and batch of its training.
-        seed: What batches and the drift are drawn from.
+        recipe: Learning rate, steps and batch of its training, and the seed of batches and of the drift.
 
     >>> from rankscope.lab.tasks import Copying
     >>> from rankscope.lab import Training
@@ -98,13 +98,14 @@ def readings(model: Model, task: Task, recipe: Recipe, seed: int = 0) -> dict[st
     (True, True)
     """
     with eval_mode(model):
-        batches = [task.batch(recipe.batch, seed, step) for step in (0, 1)]
+        batches = [task.batch(recipe.batch_size, recipe.seed, step) for step in (0, 1)]
         weights = trained_weights(model)
-        values, logits = _look(model, recipe, batches, keep=True)
+        kinds = _kinds(weights)
+        values, logits = _look(model, recipe, batches, kinds, keep=True)
         values |= curvature_readings(task.loss(logits, batches[0]), list(weights.values()), recipe)
-        values |= weight_readings(weights, _kinds(weights), recipe)
-        with drifted(model, recipe.lr * math.sqrt(recipe.steps), seed):
-            later, _ = _look(model, recipe, batches)
+        values |= weight_readings(weights, kinds, recipe)
+        with drifted(model, recipe):
+            later, _ = _look(model, recipe, batches, kinds)
         return values | {f"drift_{name}": value for name, value in later.items()}
 
 
@@ -135,10 +136,11 @@ def architecture_numbers(arch: Architecture, lr: float) -> dict[str, float]:
 
 
 @contextmanager
-def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
-    """Within this context every weight is moved by a normal number times the distance; then they are as before. Writing
-    to `.data` leaves their version as it is: a graph that a person has made of them can still be differentiated."""
-    draw = torch.Generator().manual_seed(seed)
+def drifted(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Within this context every weight is moved by a normal number times `lr sqrt(steps)`; then they are as before.
+    Writing to `.data` leaves their version as it is, so a graph that the user made of them can still be differentiated.
+    """
+    distance, draw = recipe.lr * math.sqrt(recipe.steps), torch.Generator().manual_seed(recipe.seed)
     kept = [(weight, weight.detach().clone()) for weight in trained_weights(model).values()]
     try:
         with torch.no_grad():
@@ -153,7 +155,7 @@ def drifted(model: nn.Module, distance: float, seed: int) -> Iterator[None]:
 
 
 def _look(
-    model: Model, recipe: Recipe, batches: Sequence[Batch], keep: bool = False
+    model: Model, recipe: Recipe, batches: Sequence[Batch], kinds: WeightKinds, keep: bool = False
 ) -> tuple[dict[str, float], Tensor]:
     """(Gradients of two batches, shares of the output, residuals and entropy; logits of the first batch, whose graph
     can still be differentiated if `keep`)."""
@@ -167,19 +169,28 @@ def _look(
         labelled = batch.labels != UNLABELLED
         loss = input_loss(logits[labelled], batch.labels[labelled])
         gradients.append(gradient_of(loss, weights, keep=keep and not index))
-    return values | gradient_readings(gradients, _kinds(weights), recipe) | _profile(model, batches[0]), first
+    part = batches[0].part(slice(SAMPLES))
+    X = model.tokens(part.inputs).detach().double()
+    residual, entropy = token_curves(model.network(torch.float64), X, part.padding)
+    values |= gradient_readings(gradients, kinds, recipe)
+    return values | profile_readings(residual.log10, entropy[:, 1:]), first
 
 
 def _kinds(weights: Mapping[str, Tensor]) -> WeightKinds:
     """Weights of a model of the lab by kind, as their names say."""
-    parts = []
+    kinds: dict[str, list[WeightPart]] = {kind: [] for kind in ("all", "blocks", *KINDS)}
     for name in weights:
         _, in_block, rest = name.partition("layers.")
-        parts.append(WeightPart(name, int(rest.partition(".")[0]) if in_block else None))
-    kinds = {"all": parts, "blocks": [part for part in parts if part.layer is not None]}
-    return kinds | {
-        kind: [part for part in parts if any(mark in part.name for mark in marks)] for kind, marks in KINDS.items()
-    }
+        part = WeightPart(name, int(rest.partition(".")[0]) if in_block else None)
+        kinds["all"].append(part)
+        if in_block:
+            kinds["blocks"].append(part)
+        for kind, marks in KINDS.items():
+            for mark in marks:
+                if mark in name:
+                    kinds[kind].append(part)
+                    break
+    return kinds
 
 
 def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) -> dict[str, float]:
@@ -187,9 +198,10 @@ def curvature_readings(loss: Tensor, weights: Sequence[Tensor], recipe: Recipe) 
     what is trained; the learning rate is the recipe's."""
     gradient = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
     present = [(g, w) for g, w in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
-    slope = sum(((g * g.detach().sign()).sum() for g, _ in present), torch.zeros(()).to(loss))
+    slope = sum([(g * g.detach().sign()).sum() for g, _ in present], torch.zeros(()).to(loss))
     curved = torch.autograd.grad(slope, [w for _, w in present], allow_unused=True) if present else ()
-    bent = sum(float((c * g.detach().sign()).sum()) for c, (g, _) in zip(curved, present, strict=True) if c is not None)
+    pairs = zip(curved, present, strict=True)
+    bent = sum([float((c * g.detach().sign()).sum()) for c, (g, _) in pairs if c is not None])
     values = {"start_loss": float(loss.detach()), "curvature": log10(abs(bent))}
     values["edge"] = log10(abs(bent) * recipe.lr / (2 * float(slope.detach()))) if float(slope.detach()) else LOWEST
     return values
@@ -210,8 +222,8 @@ def weight_readings(weights: Mapping[str, Tensor], kinds: WeightKinds, recipe: R
             continue
         biases = kind in ("query", "key", "value")
         matrices = [part.choose(weights[part.name]) for part in parts if biases or weights[part.name].ndim > 1]
-        square = sum(float(matrix.detach().double().square().sum()) for matrix in matrices)
-        count = sum(matrix.numel() for matrix in matrices)
+        square = sum([float(matrix.detach().double().square().sum()) for matrix in matrices])
+        count = sum(map(torch.Tensor.numel, matrices))
         values[f"weights_{kind}"] = log10(math.sqrt(square / count) / drift) if matrices else ABSENT
     return values
 
@@ -305,15 +317,21 @@ def _explained(centred: Tensor, group: Tensor, total: float) -> float:
 
 
 @torch.no_grad()
-def _profile(model: Model, batch: Batch) -> dict[str, float]:
-    """Residuals and entropy of a few samples, in deviation arithmetic where it has rules."""
-    part = batch.part(slice(SAMPLES))
-    net = model.network()
-    profile = measure(
-        net.to(torch.float64), model.tokens(part.inputs).double(), part.padding, ["relative_residual", "entropy"],
-        check=False,
-    )  # fmt: skip
-    return profile_readings(profile.curve("relative_residual", "log10"), profile.curve("entropy")[:, 1:])
+def token_curves(net: Transformer, X: Tensor, padding: Tensor | None, *, check: bool = False) -> tuple[Reading, Tensor]:
+    """(Relative residuals `[sample, layer]`, layer 0 the input; entropy of attention `[sample, layer, head]`, NaN at
+    layer 0) of tokens X, in deviation arithmetic where it has rules; with `check` a second pass says which residuals
+    rounding decided, as in `measure`."""
+    metrics = METRICS["relative_residual"], METRICS["entropy"]
+    reader = MetricReader(metrics)
+    one_pass(net, X, padding, [reader], check=check)
+    rows = reader.result()
+    residuals = [row.reading for row in rows if row.metric is metrics[0]]
+    by_head = torch.full((len(X), len(residuals), net.arch.heads), torch.nan, dtype=torch.float64)
+    for row in rows:
+        if row.metric is metrics[1]:
+            by_head[:, row.layer] = row.reading.value
+    columns = ([getattr(reading, name) for reading in residuals] for name in ("value", "log10", "floor"))
+    return Reading(*(torch.stack(column, 1) for column in columns)), by_head
 
 
 def profile_readings(residual: Tensor, entropy: Tensor | None) -> dict[str, float]:

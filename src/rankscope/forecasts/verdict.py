@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
@@ -30,28 +31,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """What may be to blame, and the readings that say so, by how their names begin."""
 
 
-def sentences(
-    plan: Plan | DescribedPlan,
-    table: pl.DataFrame,
-    readings: dict[str, float],
-    prediction: Prediction,
-    notes: Sequence[str],
-    doubts: Sequence[str],
-) -> list[str]:
-    """All that a forecast says, most important first.
-
-    Args:
-        plan: The network, what it is to learn and how.
-        table: By layer, what is measured of tokens and gradients (`Forecast.table`); empty if nothing is known.
-        readings: Every reading that is known, by name.
-        prediction: The probability that the network learns, and the place of its final loss.
-        notes: Conditions that the numbers stand under, each a sentence.
-        doubts: The notes that make the prediction a guess.
-    """
+def sentences(forecast: Any) -> list[str]:
+    """All that a `Forecast` (`forecasting.py`, which calls this) says, most important first."""
+    table, readings, prediction, doubts = forecast.table, forecast.readings, forecast.prediction, forecast.doubts
     layers = [*_tokens(table), *_gradients(table)] if table.height else []
-    blamed = _blame(plan.task_name, readings) if prediction.probability <= 0.5 else []
-    further = [note for note in notes if note not in doubts[:1]]
-    return [_chance(plan, prediction, doubts), *layers, *blamed, *(f"{note[0].upper()}{note[1:]}." for note in further)]
+    blamed = _blame(forecast.plan.task_name, readings) if prediction.probability <= 0.5 else []
+    further = [f"{note[0].upper()}{note[1:]}." for note in forecast.notes if note not in doubts[:1]]
+    return [_chance(forecast.plan, prediction, doubts), *layers, *blamed, *further]
 
 
 def chance_words(probability: float, guess: bool = False) -> str:
@@ -133,16 +119,13 @@ def _blame(task: str, readings: dict[str, float]) -> list[str]:
     """What lowers the chance most: each group of readings in turn is put to what networks have that learn the task."""
     predictor = Predictor.shipped().knowing(readings)
     learners = predictor.median_of_learners(task)
-    base, gains = _log_odds(predictor, readings), []
+    points, groups = [{name: readings[name] for name in predictor.names}], []
     for group, begins in GROUPS.items():
-        changed = {name: learners[name] for name in predictor.names if name.startswith(begins)}
-        if changed:
-            gains.append((_log_odds(predictor, readings | changed) - base, group))
+        if changed := {name: learners[name] for name in predictor.names if name.startswith(begins)}:
+            points.append(points[0] | changed)
+            groups.append(group)
+    averages = [predictor.predict_all(pl.DataFrame([point]))[0] for point in points]
+    base, *odds = (float(predictor.log_odds(average)[0]) for average in averages)
+    gains = [(log - base, group) for log, group in zip(odds, groups, strict=True)]
     blamed = [group for gain, group in sorted(gains, reverse=True)[:2] if gain > BLAMED]
     return [f"To blame: {', and '.join(blamed)}."] if blamed else []
-
-
-def _log_odds(predictor: Predictor, point: dict[str, float]) -> float:
-    """The log of the odds that a network learns."""
-    averages, *_ = predictor.predict_all(pl.DataFrame([{name: point[name] for name in predictor.names}]))
-    return float(predictor.log_odds(averages)[0])

@@ -8,8 +8,8 @@
 canonical network as a torch module, for a loop of one's own.
 """
 
-from rankscope.lab.model import Initialisation, Interface, Model, with_gains
-from rankscope.lab.module import SigmaReparam, Trainable, eval_mode, reparametrise
+from rankscope.lab.model import Initialisation, Interface, Model, Trainable, eval_mode, with_gains
+from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
 from rankscope.lab.steps import optimizer_step, release_memory
 from rankscope.lab.tasks import (
     TASKS,

@@ -13,15 +13,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from rankscope.errors import LabError, require
+from rankscope.errors import LabError, require, require_one_of
 from rankscope.files import atomic
-from rankscope.lab.model import Initialisation, Model
-from rankscope.lab.module import eval_mode
+from rankscope.lab.model import Initialisation, Model, eval_mode
 from rankscope.lab.steps import CapturedStep, SingleLearner, StackedLearner, optimizer_step
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.base import STEPS
@@ -41,21 +40,32 @@ CHECKPOINT = "checkpoint.pt"
 class Recipe:
     """The training of a network: AdamW, a warm-up, then a cosine down to zero.
 
+    Raises:
+        LabError: A number is one that no training has: no steps, no samples, no learning rate.
+
     >>> recipe = Recipe(steps=100, warmup=0.1)
     >>> [round(recipe.lr_scale(step), 2) for step in (0, 4, 9, 55, 99)]
     [0.1, 0.5, 1.0, 0.5, 0.0]
     """
 
-    steps: int = 600
-    batch: int = 16
-    lr: float = 1e-3
+    steps: int = 300
+    batch_size: int = 16  # Samples of a step
+    lr: float = 1e-3  # The largest learning rate
     warmup: float = 0.05  # The share of all steps in which the learning rate rises
     weight_decay: float = 0.01  # Decoupled; of matrices and tables alone
     max_norm: float = 1.0  # The longest gradient: longer ones are scaled down to it
-    seed: int = 0
+    seed: int = 0  # What weights, samples and dropout are drawn from
     measure_every: int = 20  # Steps between measurements of the monitor
     checkpoint_every: int = 100  # Steps between checkpoints
     frozen: tuple[str, ...] = ()  # Parameters that stay as they start, by the last part of their names: `("gain",)`
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 1, "batch_size": 1, "seed": 0}.items():
+            count = getattr(self, name)
+            fits = isinstance(count, int) and least <= count < 2**31
+            require(fits, f"{name} must be a whole number from {least} on; got {count!r}", LabError, name)
+        above = isinstance(self.lr, int | float) and 0 < self.lr < math.inf
+        require(above, f"lr must be a number above zero; got {self.lr!r}", LabError, "lr")
 
     def lr_scale(self, step: int) -> float:
         """The share of the learning rate at a step: a straight rise, then half a cosine."""
@@ -72,6 +82,31 @@ class TaskEvaluation(NamedTuple):
     accuracy: float
 
 
+class RunOptions(TypedDict, total=False):
+    """Options of `Training`: where networks are trained, and what is kept of it; `USUAL` has what stands for each that
+    is left out."""
+
+    run: str | Path | None
+    """A folder for the checkpoint, from which the same training resumes, and for what the monitor of each network
+    writes (in `run`, or in `run/seed-K`); None: nothing is kept."""
+    monitored: bool  # With False, `run` has the checkpoint alone
+    metrics: Sequence[str]  # What monitors measure
+    alarms: Callable[[], Sequence[AlarmSource]] | None  # Makes the rules of each monitor; None: the usual ones
+    device: torch.device | str  # Where networks are trained
+    dtype: torch.dtype  # The precision of their parameters
+    capture: bool
+    """Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run` nor dropout."""
+    model: Callable[..., Model]
+    """Makes the model of each seed, called as `Model` is: a subclass, or a partial of one, such as
+    `partial(PathModel, lengths=(0, 1, 1))` of the studies."""
+
+
+USUAL: RunOptions = {
+    "run": None, "monitored": True, "metrics": MONITOR_METRICS, "alarms": None, "device": "cpu",
+    "dtype": torch.float32, "capture": False, "model": Model,
+}  # fmt: skip
+
+
 class Training:
     """A training of one or several networks; iterate over it to train, and it gives the number of each step.
 
@@ -82,20 +117,10 @@ class Training:
         seeds: One network for each, and several learn at once (`steps.py`); the recipe's seed if left out.
         remedies: Put onto every network, as by `net.with_remedy`.
         initialisation: What networks are before they learn.
-        run: A folder for the checkpoint, from which the same training resumes, and for what the monitor of
-            each network writes (in `run`, or in `run/seed-K`).
-        device: Where networks are trained.
-        dtype: The precision of their parameters.
-        metrics: What monitors measure.
-        alarms: Makes the rules of each monitor; the usual ones if left out.
-        monitored: With False, `run` has the checkpoint alone.
-        capture: Record steps on a GPU once and replay them (`steps.py`), where there is neither a `run`
-            nor dropout.
-        model: Makes the model of each seed, called as `Model` is: a subclass, or a partial of one, such as
-            `partial(PathModel, lengths=(0, 1, 1))` (`path_model.py`).
+        options: Where networks are trained and what is kept: `RunOptions` has them one by one.
 
     Raises:
-        LabError: Seeds are not different numbers.
+        LabError: Seeds are not different numbers, or an option is none.
         ArchitectureError: A remedy does not go onto the architecture, or has tokens read later ones.
 
     >>> from rankscope.lab.tasks import Copying
@@ -114,28 +139,25 @@ class Training:
         seeds: Sequence[int] | None = None,
         remedies: Sequence[str | Remedy] = (),
         initialisation: Initialisation | None = None,
-        run: str | Path | None = None,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        metrics: Sequence[str] = MONITOR_METRICS,
-        alarms: Callable[[], Sequence[AlarmSource]] | None = None,
-        monitored: bool = True,
-        capture: bool = False,
-        model: Callable[..., Model] = Model,
+        **options: Unpack[RunOptions],
     ) -> None:
+        for name in options:
+            require_one_of("option of Training", name, USUAL, LabError)
+        chosen: RunOptions = {**USUAL, **options}
         self.task, self.recipe, self.initialisation = task, recipe or Recipe(), initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         sentence = f"seeds must be different numbers, at least one; got {self.seeds}"
         require(self.seeds and len(set(self.seeds)) == len(self.seeds), sentence, LabError, "seeds")
-        self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
-        self.make_model, self.device, self.metrics, self.alarms = model, torch.device(device), tuple(metrics), alarms
-        options = remedies, self.recipe.frozen, dtype, model
-        drawn = (self.initialisation.model(arch, task.interface, seed, *options) for seed in self.seeds)
-        self.models = [network.to(self.device) for network in drawn]
+        run, dtype, self.make_model, self.alarms = chosen["run"], chosen["dtype"], chosen["model"], chosen["alarms"]
+        self.run, self.monitored = None if run is None else Path(run), chosen["monitored"] and run is not None
+        self.device, self.metrics = torch.device(chosen["device"]), tuple(chosen["metrics"])
+        drawn = remedies, self.recipe.frozen, dtype, self.make_model
+        models = (self.initialisation.model(arch, task.interface, seed, *drawn) for seed in self.seeds)
+        self.models = [model.to(self.device) for model in models]
         self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
-        fast = capture and self.device.type == "cuda" and run is None and not self.initialisation.dropout
-        self.optimizer = self._optimizer(fast)
-        self.captured = CapturedStep(self._batch_losses, self.optimizer, self._clip) if fast else None
+        replayed = chosen["capture"] and self.device.type == "cuda" and run is None and not self.initialisation.dropout
+        self.optimizer = self._optimizer(replayed)
+        self.captured = CapturedStep(self._batch_losses, self.optimizer, self._clip) if replayed else None
         self.steps = 0
         """Steps made so far."""
         self.losses: list[Tensor] = []
@@ -210,14 +232,14 @@ class Training:
                 tokens.append(model.tokens(batch.inputs))
         return tokens, batch.padding
 
-    def _optimizer(self, fast: bool) -> torch.optim.Optimizer:
+    def _optimizer(self, replayed: bool) -> torch.optim.Optimizer:
         named = {name: tensor for name, tensor in self.learner.parameters().items() if tensor.requires_grad}
         decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
         groups = [
             {"params": [named[name] for name in decayed], "weight_decay": self.recipe.weight_decay},
             {"params": [tensor for name, tensor in named.items() if name not in decayed], "weight_decay": 0.0},
         ]
-        if not fast:
+        if not replayed:
             return torch.optim.AdamW(groups, lr=self.recipe.lr)
         lr = torch.tensor(self.recipe.lr, device=self.device)
         return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=True)
@@ -238,7 +260,7 @@ class Training:
         return optimizer_step(self._batch_losses(batches, drops), self.optimizer, clip)
 
     def _batches(self, step: int) -> list[Batch]:
-        return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
+        return [self.task.batch(self.recipe.batch_size, seed, step).to(self.device) for seed in self.seeds]
 
     def _batch_losses(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
         logits = self.learner.logits(batches, drops or [None] * len(batches))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import LateError, RankscopeError
-from rankscope.forecasts import PARTS, Forecast, Mend, chance_words, forecast, place_of_100
+from rankscope.forecasts import PARTS, Design, Forecast, Mend, chance_words, forecast, place_of_100
 from rankscope.nets import Architecture
 from rankscope_explorer.answers import network_with, page_sentence
 from rankscope_explorer.controls import Controls, ForecastRequest, in_page_words
@@ -51,7 +51,7 @@ class ForecastPanel:
 
         def forecast_now() -> Forecast:
             if self._last is None or self._last[0] != controls:
-                self._last = controls, forecast(net, init=init)
+                self._last = controls, forecast(net, design=Design(init=init))
             return self._last[1]
 
         answer, mended = self._kept.get(("forecast", controls)), self._kept.get(("mends", controls))

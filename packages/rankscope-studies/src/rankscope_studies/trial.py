@@ -91,7 +91,7 @@ class TrialSizes:
     @property
     def recipe(self) -> Recipe:
         """AdamW, a warm-up and a cosine, gradients cut to length one."""
-        return Recipe(steps=self.steps, batch=self.batch, lr=self.lr, warmup=self.warmup, max_norm=1.0)
+        return Recipe(steps=self.steps, batch_size=self.batch, lr=self.lr, warmup=self.warmup, max_norm=1.0)
 
 
 @dataclass(frozen=True)

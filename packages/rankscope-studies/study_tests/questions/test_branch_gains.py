@@ -162,7 +162,7 @@ def test_accuracy_without_noise_is_that_of_the_network_and_noise_takes_it_away()
     from rankscope.lab import Digits
 
     task = Digits(patch=4)
-    recipe = Recipe(steps=120, batch=32, lr=1e-2)
+    recipe = Recipe(steps=120, batch_size=32, lr=1e-2)
     training = Training(task, task.architecture(1, 16, 2), recipe, seeds=[0]).finish()
     accuracy = training.evaluate(200)[0].accuracy
     for place in ("embedding", "inputs"):

@@ -74,7 +74,8 @@ def test_sorting_is_of_the_papers_size() -> None:
     model, arch = training.models[0], training.models[0].net.arch
     assert isinstance(model, PathModel) and model.lengths.tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert (arch.layers, arch.width, arch.heads, arch.mlp, arch.norm_place) == (6, 48, 2, "none", "post")
-    assert len(training.task.batch(2000, 0, 0)) == 1000 and training.recipe.steps * training.recipe.batch == 60 * 1000
+    recipe = training.recipe
+    assert len(training.task.batch(2000, 0, 0)) == 1000 and recipe.steps * recipe.batch_size == 60 * 1000
 
 
 def test_new_heads_are_fitted_to_held_out_samples_that_nothing_else_sees() -> None:

@@ -94,7 +94,7 @@ def test_a_penalty_is_a_share_of_norms_added_to_the_loss_of_a_step() -> None:
     both = []
     for paid in ((), (0.5, 0.5, 0.5)):  # all lengths at the same penalty: shares add up to one
         make = partial(PathUseModel, lengths=(1.0,) * 3, samples=8, penalties=paid)
-        recipe, start = Recipe(steps=2, batch=8), Initialisation("kaiming", 1.0)
+        recipe, start = Recipe(steps=2, batch_size=8), Initialisation("kaiming", 1.0)
         both.append(
             PathUseTraining(
                 task, arch, recipe, seeds=[0, 1], initialisation=start, model=make, dtype=torch.float64
@@ -266,7 +266,8 @@ def test_sorting_is_of_the_papers_size() -> None:
     training: Training = path_uses.training_of("sort", Use(DIVERSE, 0.1), FULL, [0])
     arch = training.models[0].net.arch
     assert (arch.layers, arch.width, arch.heads, arch.mlp, arch.norm_place) == (6, 48, 2, "none", "post")
-    assert len(training.task.batch(2000, 0, 0)) == 1000 and training.recipe.steps * training.recipe.batch == 60 * 1000
+    recipe = training.recipe
+    assert len(training.task.batch(2000, 0, 0)) == 1000 and recipe.steps * recipe.batch_size == 60 * 1000
     assert path_uses.training_of("sort", Use(DROPOUT, 0.4), FULL, [0]).initialisation.dropout == 0.4
     penalised: Any = path_uses.training_of("sort", Use(SHORT_PENALTY, 2.0), FULL, [0]).models[0]
     assert penalised.penalties.tolist() == [2, 2, 2, 0, 0, 0, 0]

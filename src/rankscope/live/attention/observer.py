@@ -96,7 +96,7 @@ class AttentionObserver(Protocol):
 
 class SelfReportingBlocks:
     """Observes blocks that report their attention themselves: each has a list `attention_listeners`, and
-    calls every listener once in a forward pass with an `AttentionCall`, as `lab.module.TrainedLayer` does."""
+    calls every listener once in a forward pass with an `AttentionCall`, as `lab.model.TrainedLayer` does."""
 
     def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
         """True if every block has a list of listeners."""

@@ -96,7 +96,7 @@ class TaskPlan:
     def training(self, seed: int, run: Path | None = None, device: str = "cpu") -> Training:
         """The training of one seed, which resumes from a checkpoint in `run`."""
         recipe = Recipe(
-            steps=self.epochs * self.batches, batch=self.batch, lr=self.lr, weight_decay=0.0, seed=seed,
+            steps=self.epochs * self.batches, batch_size=self.batch, lr=self.lr, weight_decay=0.0, seed=seed,
             checkpoint_every=self.checkpoint_every * self.batches, frozen=("gain",),
         )  # fmt: skip
         arch = self.task.architecture(self.layers, self.width, self.heads, **self.fields)

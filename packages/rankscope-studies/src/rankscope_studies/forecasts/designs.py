@@ -101,8 +101,8 @@ class Design:
 
     def plan(self, seed: int = 0) -> Plan:
         """The network, what it learns and how."""
-        recipe, remedies = Recipe(steps=self.steps, lr=self.lr), [self.remedy] if self.remedy else []
-        return Plan(self.architecture, self.lab_task, recipe, self.initialisation, remedies, seed=seed)
+        recipe, remedies = Recipe(steps=self.steps, lr=self.lr, seed=seed), [self.remedy] if self.remedy else []
+        return Plan(self.architecture, self.lab_task, recipe, self.initialisation, remedies)
 
     def training(self, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Training:
         """The training of this design, not begun yet."""

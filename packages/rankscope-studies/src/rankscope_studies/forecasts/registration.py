@@ -100,7 +100,7 @@ def growth_exponents(plan: Plan) -> dict[str, float]:
         the loss at the tokens after the last layer and v' that before the first. Norms are of the whole batch. Zero
         where a norm is zero or not finite.
     """
-    model, batch = plan.model().double(), plan.task.batch(plan.recipe.batch, plan.seed, 0)
+    model, batch = plan.model().double(), plan.task.batch(plan.recipe.batch_size, plan.recipe.seed, 0)
     net = model.network()
     with torch.enable_grad():
         first = model.tokens(batch.inputs).detach().requires_grad_()

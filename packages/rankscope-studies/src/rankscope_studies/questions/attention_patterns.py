@@ -192,6 +192,6 @@ def _network(name: str, layers: int, seed: int, sizes: PatternSizes) -> Transfor
 def _training(name: str, sizes: PatternSizes, steps: int, device: str, seeds: Sequence[int]) -> Training:
     task, (mask, kernel) = Digits(patch=sizes.patch), PATTERNS[name]
     arch = task.architecture(sizes.trained_depth, sizes.trained_width, sizes.heads, mask=mask, kernel=kernel)
-    recipe = Recipe(steps=steps, batch=sizes.batch, warmup=0.1)
+    recipe = Recipe(steps=steps, batch_size=sizes.batch, warmup=0.1)
     start = Initialisation(INIT, embedding_std=1.0)
     return Training(task, arch, recipe, seeds=list(seeds), initialisation=start, device=device, capture=True)

@@ -126,12 +126,12 @@ def trained_rows(mixer: str, form: str, seed: int, sizes: MixerSizes, device: st
 
 def train(network: MixingNetwork, task: Digits, seed: int, sizes: MixerSizes) -> MixingNetwork:
     """Train with the lab's recipe: AdamW, a warm-up and a cosine, gradients cut to length one."""
-    recipe = Recipe(steps=sizes.steps, batch=sizes.batch, warmup=0.1)
+    recipe = Recipe(steps=sizes.steps, batch_size=sizes.batch, warmup=0.1)
     parameters = [*network.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
     device = parameters[0].device
     for step in range(recipe.steps):
-        batch = task.batch(recipe.batch, seed, step).to(device)
+        batch = task.batch(recipe.batch_size, seed, step).to(device)
         optimizer.param_groups[0]["lr"] = recipe.lr * recipe.lr_scale(step)
         loss = task.loss(network(batch.inputs), batch)
         optimizer_step(loss, optimizer, lambda: _clip(parameters, recipe.max_norm))

@@ -81,7 +81,7 @@ def training_of(labels: BoundTraining, sizes: BoundSizes, seeds: Sequence[int], 
     skip = {"attention_skip": fields["skip"], "mlp_skip": fields["skip"]} if "skip" in fields else {}
     arch = task.architecture(depth, sizes.width, sizes.heads, **SETTINGS[kind] | skip)
     decay = {"weight_decay": fields["weight_decay"]} if "weight_decay" in fields else {}
-    recipe = Recipe(steps=sizes.steps, batch=sizes.batch, lr=rate, warmup=0.1, **decay)
+    recipe = Recipe(steps=sizes.steps, batch_size=sizes.batch, lr=rate, warmup=0.1, **decay)
     start = Initialisation(
         fields.get("scheme", "xavier"), embedding_std=1.0, sigma_reparam=fields.get("sigma_reparam"),
         gains=fields.get("gains", ()),

@@ -133,8 +133,8 @@ def trajectory(
     """
     task, schedule, every = NextCharacter(sizes.context), SkipSchedule(sizes.settle, ramp), ramp // sizes.readings
     arch = task.architecture(layers, sizes.width, 4)
-    recipe = ConstantRate(steps=schedule.steps, batch=sizes.batch, lr=sizes.lr)
-    plan = Plan(arch, task, recipe, Initialisation("xavier"), seed=seed)
+    recipe = ConstantRate(steps=schedule.steps, batch_size=sizes.batch, lr=sizes.lr, seed=seed)
+    plan = Plan(arch, task, recipe, Initialisation("xavier"))
     training = plan.training(device, capture=False)  # recorded steps would keep the weight of skips
     model, blind = training.models[0], task.blind
     for step in training:

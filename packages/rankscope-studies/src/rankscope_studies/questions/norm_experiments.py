@@ -230,7 +230,7 @@ def trained_rows(
     """
     problem = TASKS[task](sizes)
     arch = problem.architecture(layers, sizes.train_width, sizes.heads, attention_skip=skip, mlp_skip=skip)
-    recipe = Recipe(steps=sizes.steps, batch=sizes.batch, lr=sizes.lr, warmup=0.1)
+    recipe = Recipe(steps=sizes.steps, batch_size=sizes.batch, lr=sizes.lr, warmup=0.1)
     training = Training(
         problem, arch, recipe, seeds=range(sizes.train_seeds), device=device, capture=True,
         initialisation=Initialisation("xavier", embedding_std=1.0, dropout=dropout),

@@ -167,7 +167,9 @@ def network_training(name: str, seed: int, sizes: SetSizes, device: str = "cpu")
         task = NextCharacter(sizes.text_context)
         fields = {"mask": "causal", "positions": "absolute", "length": sizes.text_context}
         arch = attention_alone(sizes.layers, sizes.text_width, 2, **fields)
-        recipe = Recipe(steps=sizes.text_steps, batch=64, warmup=0.1, weight_decay=0.0, seed=seed, frozen=("gain",))
+        recipe = Recipe(
+            steps=sizes.text_steps, batch_size=64, warmup=0.1, weight_decay=0.0, seed=seed, frozen=("gain",)
+        )
         return Training(task, arch, recipe, initialisation=Initialisation("kaiming", 1.0), device=device, capture=True)
     fixed: FixedTask = PublishedSort(test=samples) if name == "sort" else Hull(test=samples)
     width, epochs = (getattr(sizes, f"{name}_{size}") for size in ("width", "epochs"))

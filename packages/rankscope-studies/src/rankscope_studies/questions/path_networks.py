@@ -78,7 +78,7 @@ class PathTrainingSizes(PathSizes):
         """Figure 4's recipe with the steps, batches and learning rate of a task, the rate times `factor`."""
         index = self.tasks.index(name)
         return Recipe(
-            steps=self.steps[index], batch=self.batches[index], lr=factor * self.rates[index], weight_decay=0.0,
+            steps=self.steps[index], batch_size=self.batches[index], lr=factor * self.rates[index], weight_decay=0.0,
             frozen=("gain",),
         )  # fmt: skip
 

@@ -173,7 +173,7 @@ def training_of(name: str, use: Use, sizes: UseSizes, seeds: Sequence[int], devi
     lengths = range(sizes.layers + 1)
     penalised = {SHORT_PENALTY: [k < sizes.long for k in lengths], LONG_PENALTY: [k >= sizes.long for k in lengths]}
     model = partial(
-        PathUseModel, lengths=[float(use.kind != ALONE or k == 0) for k in lengths], samples=recipe.batch,
+        PathUseModel, lengths=[float(use.kind != ALONE or k == 0) for k in lengths], samples=recipe.batch_size,
         penalties=[use.strength * chosen for chosen in penalised.get(use.kind, [])],
     )  # fmt: skip
     start = Initialisation(SCHEMES[name], 1.0, dropout=use.strength if use.kind == DROPOUT else 0.0)

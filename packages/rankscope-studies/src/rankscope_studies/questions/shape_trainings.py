@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 import torch
 
-from rankscope.forecasts import forecast
+from rankscope.forecasts import Design, Recipe, forecast
 from rankscope.lab import Initialisation, release_memory
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
@@ -106,8 +106,8 @@ def before_rows(layers: int, width: int, sizes: ShapeSizes) -> pl.DataFrame:
     trial = _trial(layers, width, usual.lr, range(sizes.seeds), sizes)
     training = trial.training()
     start = Initialisation(usual.scheme, usual.embedding_std)
-    expected = forecast(training.models[0].net.arch, task=trial.task, init=start, steps=sizes.steps, lr=usual.lr,
-                        batch=sizes.batch)  # fmt: skip
+    recipe = Recipe(steps=sizes.steps, lr=usual.lr, batch_size=sizes.batch)
+    expected = forecast(training.models[0].net.arch, design=Design(trial.task, init=start), recipe=recipe)
     rows: list[tuple[int, str, float]] = [
         (0, PLACE, expected.place), (0, CHANCE, expected.probability), (0, BLIND, trial.task.blind),
     ]  # fmt: skip

@@ -173,7 +173,7 @@ def kind_training(
     m = kind.multiple
     gains = ("mlp.up.weight", math.sqrt((1 + m) / 2)), ("mlp.down.weight", kind.gain * math.sqrt((1 + m) / (2 * m)))
     start = Initialisation("xavier", embedding_std=1.0, gains=gains)
-    recipe = Recipe(steps=sizes.steps, batch=sizes.batch, lr=rate, warmup=0.1)
+    recipe = Recipe(steps=sizes.steps, batch_size=sizes.batch, lr=rate, warmup=0.1)
     return Training(task, arch, recipe, seeds=seeds, initialisation=start, device=device, capture=True)
 
 

@@ -67,7 +67,7 @@ CASES = [
 
 def said(case: Case, seed: int, small: bool = False) -> list[str]:
     """The rules that spoke in one run, by name."""
-    recipe = replace(Recipe(steps=600, batch=8, seed=seed), **case.recipe)
+    recipe = replace(Recipe(steps=600, batch_size=8, seed=seed), **case.recipe)
     recipe = replace(recipe, steps=4, measure_every=1) if small else recipe
     task, (layers, width) = NextCharacter(context=32), (2, 8) if small else (case.layers, 32)
     arch = task.architecture(layers, width, attention_skip=case.skip, mlp_skip=case.skip)

@@ -31,7 +31,7 @@ PARTS = ("norm", "remedies", "initialisation", "rate")
 def plans() -> dict[str, Plan]:
     """The networks by what was changed."""
     arch = Architecture(layers=LAYERS, width=64, heads=4, norm_place="post", final_norm=False, mask="causal")
-    unchanged = Plan(arch, NextCharacter(), Recipe(steps=300, lr=1e-3, batch=16), Initialisation("xavier"))
+    unchanged = Plan(arch, NextCharacter(), Recipe(steps=300, lr=1e-3, batch_size=16), Initialisation("xavier"))
     found = {"unchanged": unchanged}
     found.update({f"{layers} layers": unchanged.changed(layers=layers) for layers in SHALLOWER})
     for change, make in changes(unchanged, PARTS):
