@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, SoundEmbedding
 from rankscope.sources.families.family import PRE, Family, after_padding
-from rankscope.sources.families.parts import convolution, layout, linear_weights, projections
+from rankscope.sources.families.parts import convolution, layout, projections
 
 
 class Bart(Family):
@@ -18,7 +18,11 @@ class Bart(Family):
     parts: ClassVar = layout(
         "self_attn", "q_proj k_proj v_proj out_proj", norms="self_attn_layer_norm final_layer_norm", mlp="fc1 fc2"
     )
-    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding"}
+    embedding_parts: ClassVar = {
+        "words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding",
+        "scale": "embed_tokens.embed_scale",
+    }  # fmt: skip
+    counts_padding = True
     fixed: ClassVar = {"norm_eps": 1e-5}  # of torch's LayerNorm
     reads: ClassVar = {"width": "d_model", "activation": "activation_function"}
 
@@ -28,10 +32,6 @@ class Bart(Family):
         of_side = {ours: getattr(config, f"{self.side}_{theirs}") for ours, theirs in fields.items()}
         decodes = {"mask": "causal", "cross_attention": True} if self.side == "decoder" else {}
         return self.described(config, **of_side, **decodes)
-
-    def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; positions count padding too."""
-        return self.text(model, scale=model.embed_tokens.embed_scale, by_column=True)
 
     def first_position(self, model: Any) -> int:
         """Positions start at row 2 of the table."""
@@ -54,12 +54,8 @@ class Marian(Bart):
 
     name, types = "marian", ("marian",)
     computed = ("embed_positions.weight",)
-    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
+    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "scale": "embed_scale"}
     first_position = Family.first_position
-
-    def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; positions count padding too."""
-        return self.text(model, scale=model.embed_scale, by_column=True)
 
 
 class MarianDecoder(BartDecoder, Marian):
@@ -86,8 +82,7 @@ class Pegasus(MBart):
     """PEGASUS's encoder: pre-norm, sinusoidal positions."""
 
     name, types, computed = "pegasus", ("pegasus",), Marian.computed
-    embedding_parts = Marian.embedding_parts
-    embedding, first_position = Marian.embedding, Marian.first_position
+    embedding_parts, first_position = Marian.embedding_parts, Marian.first_position
 
 
 class PegasusDecoder(BartDecoder, Pegasus):
@@ -99,14 +94,9 @@ class PegasusDecoder(BartDecoder, Pegasus):
 class M2M100(MBart):
     """The encoder of M2M-100 and NLLB: pre-norm, sinusoidal positions that count tokens alone."""
 
-    name, types = "m2m_100", ("m2m_100",)
-    embedding_parts: ClassVar = {"words": "embed_tokens"}
+    name, types, counts_padding = "m2m_100", ("m2m_100",), False
+    embedding_parts: ClassVar = {**Bart.embedding_parts, "positions": "embed_positions.weights", "norm": "none"}
     first_position = after_padding
-
-    def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; positions are no table of a module."""
-        positions = model.embed_positions.weights[self.first_position(model) :]
-        return self.text(model, scale=model.embed_tokens.embed_scale, positions=positions)
 
 
 class M2M100Decoder(BartDecoder, M2M100):
@@ -130,17 +120,17 @@ class Whisper(MBart):
 class WhisperDecoder(BartDecoder, Whisper):
     """Whisper's decoder: causal, with cross-attention."""
 
-    name, continuous_inputs = "whisper_decoder", False
-    embedding_parts = Marian.embedding_parts
-    embedding, first_position = Family.text, Family.first_position
+    name, continuous_inputs, counts_padding = "whisper_decoder", False, False
+    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
+    embedding, first_position = Family.embedding, Family.first_position
 
 
 class OPT(Bart):
     """OPT: causal, with learned positions."""
 
     name, types = "opt", ("opt",)
-    side, inside, final_norm = "", "decoder", "final_layer_norm"
-    embedding_parts = Marian.embedding_parts
+    side, inside, final_norm, counts_padding = "", "decoder", "final_layer_norm", False
+    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "before": "project_in"}
     fixed: ClassVar = {"mask": "causal", **Bart.fixed}
     reads: ClassVar = {
         "mlp_width": "ffn_dim", "activation": "activation_function",
@@ -152,7 +142,3 @@ class OPT(Bart):
     def output(self, model: Any) -> bool:
         """A narrow embedding comes with a projection back to it."""
         return model.project_out is None
-
-    def embedding(self, model: Any) -> Embedding:
-        """Words, widened where they are narrow, and positions."""
-        return self.text(model, before=linear_weights(model.project_in))

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import PRE, Family, after_padding
-from rankscope.sources.families.parts import Tensors, layout, linear_weights, norm_weights, projections, without
+from rankscope.sources.families.parts import Tensors, layout, projections, without
 from rankscope.sources.families.rotary import angles, masks, rotary
 
 
@@ -40,10 +40,7 @@ class Electra(Bert):
     """ELECTRA, as an encoder or as a decoder."""
 
     name, types = "electra", ("electra",)
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """BERT's; a narrow one is normalised, then widened."""
-        return self.text(model, after=linear_weights(getattr(model, "embeddings_project", None)))
+    embedding_parts: ClassVar = {**Bert.embedding_parts, "after": "embeddings_project or none"}
 
 
 class DistilBert(Family):
@@ -66,7 +63,7 @@ class Albert(Family):
     parts: ClassVar = layout(
         "attention", "query key value dense", norms="attention.LayerNorm full_layer_layer_norm", mlp="ffn ffn_output"
     )
-    embedding_parts = Bert.embedding_parts
+    embedding_parts: ClassVar = {**Bert.embedding_parts, "after": "encoder.embedding_hidden_mapping_in"}
     reads: ClassVar = {
         "layers": lambda config: config.num_hidden_layers * config.inner_group_num,
         "shared": lambda config: config.num_hidden_groups == config.inner_group_num == 1,  # one layer to share
@@ -78,10 +75,6 @@ class Albert(Family):
         per_group = config.num_hidden_layers / config.num_hidden_groups
         order = [groups[int(index / per_group)] for index in range(config.num_hidden_layers)]
         return [block for group in order for block in group.albert_layers]
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """The narrow embedding is normalised, then widened."""
-        return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
 
 
 class MPNet(Family):
@@ -109,7 +102,11 @@ class Esm(Bert):
     name, types = "esm", ("esm",)
     final_norm = "encoder.emb_layer_norm_after"
     parts: ClassVar = {**Bert.parts, "attention_norm": "attention.LayerNorm", "mlp_norm": "LayerNorm"}
-    embedding_parts: ClassVar = {"words": "embeddings.word_embeddings"}
+    embedding_parts: ClassVar = {
+        "words": "embeddings.word_embeddings",
+        "positions": "embeddings.position_embeddings or none",
+        "norm": "embeddings.layer_norm",
+    }
     fixed: ClassVar = {**PRE, "activation": "gelu"}  # its code reads no other
     only: ClassVar = {"add_cross_attention": False, "is_folding_model": False}
     first_position = after_padding
@@ -128,13 +125,8 @@ class Esm(Bert):
 
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by how many of a sample are masked; positions and a norm where the model has them."""
-        parts, config = model.embeddings, model.config
-        more: dict[str, Any] = {"mask_id": config.mask_token_id if config.token_dropout else None}
-        if config.position_embedding_type == "absolute":
-            more["positions"] = parts.position_embeddings.weight.detach()[self.first_position(model) :]
-        if parts.layer_norm is not None:
-            more |= {"norm": norm_weights(parts.layer_norm), "norm_eps": parts.layer_norm.eps}
-        return self.text(model, **more)
+        config = model.config
+        return self.text(model, mask_id=config.mask_token_id if config.token_dropout else None)
 
 
 class NomicBert(Family):

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 
 from rankscope.nets import Architecture, Linear
-from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.family import Family, refuse_others
 from rankscope.sources.families.parts import Tensors, heads_in, projections, without
@@ -20,7 +19,7 @@ class DebertaV2(Family):
         **Bert.parts,
         **projections("attention", "self.query_proj self.key_proj self.value_proj output.dense"),
     }
-    embedding_parts: ClassVar = {"words": "embeddings.word_embeddings", "norm": "embeddings.LayerNorm"}
+    embedding_parts = Bert.embedding_parts
     only: ClassVar = {"conv_kernel_size": 0}
 
     def architecture(self, config: Any) -> Architecture:
@@ -62,15 +61,6 @@ class DebertaV2(Family):
         """The table of relative positions, through its norm where it has one."""
         table = model.encoder.get_rel_embedding()
         return {} if table is None else {"relative_table": table}
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words, and positions and segments where the model has them, through a norm."""
-        parts, more = model.embeddings, dict[str, Any]()
-        if parts.position_embeddings is not None:
-            more["positions"] = parts.position_embeddings.weight.detach()
-        if parts.token_type_embeddings is not None:
-            more["segment"] = parts.token_type_embeddings.weight.detach()[0]
-        return self.text(model, **more)
 
 
 class Deberta(DebertaV2):

@@ -7,8 +7,8 @@ from torch import nn
 
 from rankscope.errors import SourceError, require_one_of
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import CAUSAL, Family, usual_head_width
-from rankscope.sources.families.parts import ModulePaths, Tensors, layout, projections, read_block, scaled
+from rankscope.sources.families.family import CAUSAL, PRE, Family, usual_head_width
+from rankscope.sources.families.parts import ModulePaths, Tensors, layout, projections, scaled
 from rankscope.sources.families.rotary import angles, partly_rotary, rotary
 
 
@@ -38,6 +38,14 @@ class GPT2(Family):
         return model
 
 
+def local_masks(config: Any) -> str:
+    """GPT-Neo's mask of each layer; a local one sees its own token and those before it, a window of them."""
+    known = {"global": "causal", "local": f"causal&window:{config.window_size - 1}"}
+    for kind in config.attention_layers:
+        require_one_of("kind of attention", kind, known, SourceError, "attention_types")
+    return ";".join(known[kind] for kind in config.attention_layers)
+
+
 class GPTNeo(Family):
     """GPT-Neo: causal, pre-norm, with scores that are not divided."""
 
@@ -47,16 +55,11 @@ class GPTNeo(Family):
         "attn.attention", "q_proj k_proj v_proj out_proj", norms="ln_1 ln_2", mlp="mlp.c_fc mlp.c_proj"
     )
     embedding_parts = GPT2.embedding_parts
-    fixed: ClassVar = {**CAUSAL, "divisor": 1.0}
-    reads = GPT2.reads
-
-    def architecture(self, config: Any) -> Architecture:
-        """A local layer sees its own token and those before it, a window of them."""
-        known = {"global": "causal", "local": f"causal&window:{config.window_size - 1}"}
-        for kind in config.attention_layers:
-            require_one_of("kind of attention", kind, known, SourceError, "attention_types")
-        mask = ";".join(known[kind] for kind in config.attention_layers)
-        return self.described(config, mask=mask, mlp_width=config.intermediate_size or 4 * config.hidden_size)
+    fixed: ClassVar = {**PRE, "divisor": 1.0}
+    reads: ClassVar = {
+        **GPT2.reads, "mask": local_masks,
+        "mlp_width": lambda config: config.intermediate_size or 4 * config.hidden_size,
+    }  # fmt: skip
 
 
 class GPTJ(Family):
@@ -127,8 +130,10 @@ class Falcon(Family):
     stack, final_norm = "h", "ln_f"
     parts: ClassVar = {
         "attention.output": "self_attention.dense",
+        "attention_norm": "ln_attn or input_layernorm",
         "mlp.up": "mlp.dense_h_to_4h",
         "mlp.down": "mlp.dense_4h_to_h",
+        "mlp_norm": "ln_mlp or post_attention_layernorm or input_layernorm",
     }
     embedding_parts: ClassVar = {"words": "word_embeddings"}
     fixed: ClassVar = CAUSAL
@@ -142,9 +147,7 @@ class Falcon(Family):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Fused by group: its queries, its key, its value."""
-        first = "ln_attn" if hasattr(block, "ln_attn") else "input_layernorm"
-        last = "ln_mlp" if hasattr(block, "ln_mlp") else first if arch.parallel else "post_attention_layernorm"
-        tensors = read_block(block, {**self.parts, "attention_norm": first, "mlp_norm": last}, arch)
+        tensors = super().layer(block, arch)
         for kind, fused in block.self_attention.query_key_value.named_parameters():
             by_group = fused.unflatten(0, (arch.key_heads, -1, arch.head_width))
             parts = {"query": by_group[:, :-2].flatten(0, 1), "key": by_group[:, -2], "value": by_group[:, -1]}

@@ -4,12 +4,10 @@ import math
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Linear
-from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import PRE, Family, GainsFromOne, refuse_others, usual_head_width
 from rankscope.sources.families.parts import ModulePaths, Tensors, heads_in, layout, matrix, without
 from rankscope.sources.families.rotary import masks, partly_rotary, rotary, sliding
 
-QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose code reads no window
 
 
@@ -28,10 +26,11 @@ class Llama(Family):
     types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "ministral3", "qwen2", "qwen3")
     inside = "language_model"  # of Mistral 3, which sees images too
     stack, final_norm = "layers", "norm"
-    parts: ClassVar[ModulePaths] = layout(
-        "self_attn", "q_proj k_proj v_proj o_proj",
-        norms="input_layernorm post_attention_layernorm", mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
-    )  # fmt: skip
+    parts: ClassVar[ModulePaths] = {
+        **layout("self_attn", "q_proj k_proj v_proj o_proj", norms="input_layernorm post_attention_layernorm",
+                 mlp="mlp.gate_proj mlp.up_proj mlp.down_proj"),
+        "attention.query_norm": "self_attn.q_norm or none", "attention.key_norm": "self_attn.k_norm or none",
+    }  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_tokens"}
     fixed: ClassVar[dict[str, Any]] = {**PRE, "mlp": "gated", "norm": "rms"}
     reads: ClassVar = {
@@ -48,10 +47,6 @@ class Llama(Family):
             return arch
         grows = config.rope_parameters["original_max_position_embeddings"]  # beyond it, queries grow with position
         return arch.replace(rotary_reach=min(arch.rotary_reach or grows, grows))
-
-    def paths(self, arch: Architecture) -> ModulePaths:
-        """With norms on queries and keys, where there are any."""
-        return {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}
 
 
 class SmolLM3(Llama):
@@ -111,16 +106,13 @@ class Gemma(GainsFromOne, Llama):
 
     name = "gemma"
     types: ClassVar[tuple[str, ...]] = ("gemma",)
+    embedding_parts: ClassVar = {**Llama.embedding_parts, "scale": "embed_tokens.embed_scale"}  # about the width's root
 
     def architecture(self, config: Any) -> Architecture:
         """Llama's; refused where every token sees every other."""
         if config.use_bidirectional_attention:
             refuse_others(config, use_bidirectional_attention=False)
         return super().architecture(config)
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words, scaled by about the root of the width."""
-        return self.text(model, scale=float(model.embed_tokens.embed_scale))
 
 
 class Gemma3(Gemma):

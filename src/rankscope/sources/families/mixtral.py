@@ -59,7 +59,7 @@ class Mixtral(Llama):
         shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read_block(block, {**without(self.paths(arch), *(f"mlp.{name}" for name in MAPS)), **shared}, arch),
+            **read_block(block, {**without(self.parts, *(f"mlp.{name}" for name in MAPS)), **shared}, arch),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),

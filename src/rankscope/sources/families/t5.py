@@ -9,14 +9,24 @@ from rankscope.sources.families.family import PRE, Family
 from rankscope.sources.families.parts import ModulePaths, Tensors, projections
 
 
+def mlp_in(place: str) -> ModulePaths:
+    """Paths of the MLP, whose first maps have other names where it is gated, and of its norm."""
+    inner = f"{place}.DenseReluDense"
+    return {
+        "mlp.gate": f"{inner}.wi_0 or none", "mlp.up": f"{inner}.wi_1 or {inner}.wi", "mlp.down": f"{inner}.wo",
+        "mlp_norm": f"{place}.layer_norm",
+    }  # fmt: skip
+
+
 class T5(Family):
     """T5 and T5 1.1 (gated), the encoder, which has a class of its own."""
 
     name, types = "t5", ("t5",)
     loader, inside = "T5EncoderModel", "encoder"
     stack, final_norm = "block", "final_layer_norm"
-    parts: ClassVar = {**projections("layer.0.SelfAttention", "q k v o"), "attention_norm": "layer.0.layer_norm"}
-    mlp: ClassVar[str] = "layer.1"  # Where a block keeps it
+    parts: ClassVar = {
+        **projections("layer.0.SelfAttention", "q k v o"), "attention_norm": "layer.0.layer_norm", **mlp_in("layer.1")
+    }  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_tokens"}
     fixed: ClassVar = {**PRE, "divisor": 1.0, "positions": "bias", "norm": "rms"}
     reads: ClassVar = {
@@ -25,12 +35,6 @@ class T5(Family):
         "mlp": lambda config: "gated" if config.is_gated_act else "plain",
     }  # fmt: skip
     only: ClassVar = {"is_decoder": False}
-
-    def paths(self, arch: Architecture) -> ModulePaths:
-        """The MLP's first maps have other names where it is gated."""
-        maps = {"mlp.gate": "wi_0", "mlp.up": "wi_1"} if arch.mlp == "gated" else {"mlp.up": "wi"}
-        paths = {name: f"{self.mlp}.DenseReluDense.{part}" for name, part in {**maps, "mlp.down": "wo"}.items()}
-        return {**self.parts, **paths, "mlp_norm": f"{self.mlp}.layer_norm"}
 
     def other_tensors(self, model: Any) -> Tensors:
         """The last norm, and the table of biases, which the first block keeps for all."""
@@ -42,12 +46,11 @@ class T5Decoder(T5):
     """The decoder, its MLP one place further on."""
 
     name, side, inside = "t5_decoder", "decoder", "decoder"
-    loader, mlp = "T5Model", "layer.2"
+    loader = "T5Model"
     parts: ClassVar = {
-        **T5.parts,
-        **projections("layer.1.EncDecAttention", "q k v o", "cross"),
-        "cross_norm": "layer.1.layer_norm",
-    }
+        **T5.parts, **mlp_in("layer.2"),
+        **projections("layer.1.EncDecAttention", "q k v o", "cross"), "cross_norm": "layer.1.layer_norm",
+    }  # fmt: skip
 
     def architecture(self, config: Any) -> Architecture:
         """As the encoder's, with tokens behind alone, and a memory."""
