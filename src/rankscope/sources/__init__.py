@@ -1,7 +1,7 @@
 """Networks and tokens: `load` a model, `fresh` random weights, excerpts of text, images."""
 
 from rankscope.shipped import held_out_images
-from rankscope.sources.checkpoint import MINILM, CheckpointLocation, first_line, locate, tokenizer
+from rankscope.sources.checkpoint import MINILM, CheckpointLocation, HubOptions, first_line, locate, tokenizer
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of, network_on_batch
 from rankscope.sources.loading import FamilyParity, is_drawn, load, named_network, survey
@@ -12,8 +12,8 @@ from rankscope.sources.texts import LONGEST, Excerpts, excerpts
 from rankscope.sources.weight_files import ENDINGS, training_step, write_folder
 
 __all__ = [
-    "CheckpointLocation", "ENDINGS", "Excerpts", "FAMILIES", "Family", "FamilyParity", "InputsLike", "LONGEST",
-    "MINILM", "MODULES", "NetworkLike", "PRESETS", "bundled_excerpts", "excerpts", "first_line", "fresh",
+    "CheckpointLocation", "ENDINGS", "Excerpts", "FAMILIES", "Family", "FamilyParity", "HubOptions", "InputsLike",
+    "LONGEST", "MINILM", "MODULES", "NetworkLike", "PRESETS", "bundled_excerpts", "excerpts", "first_line", "fresh",
     "held_out_images", "inputs_of", "is_drawn", "is_transformers_own", "lifted", "load", "locate", "named_network",
     "network_on_batch", "original", "preset", "split", "survey", "tokenizer", "training_step", "untrained",
     "word_tokens", "write_folder", "write_shortened",

