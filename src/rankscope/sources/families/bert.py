@@ -29,18 +29,14 @@ class Bert(Family):
     only: ClassVar = {"add_cross_attention": False}
 
 
-class Roberta(Bert):
-    """RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions."""
-
-    name, types = "roberta", ("roberta", "xlm-roberta", "camembert")
-    first_position = after_padding
-
-
-class Electra(Bert):
-    """ELECTRA, as an encoder or as a decoder."""
-
-    name, types = "electra", ("electra",)
-    embedding_parts: ClassVar = {**Bert.embedding_parts, "after": "embeddings_project or none"}
+Roberta = Bert.like(
+    "roberta", "RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions.",
+    types=("roberta", "xlm-roberta", "camembert"), first_position=after_padding,
+)  # fmt: skip
+Electra = Bert.like(
+    "electra", "ELECTRA, as an encoder or as a decoder.", types=("electra",),
+    embedding_parts={**Bert.embedding_parts, "after": "embeddings_project or none"},
+)  # fmt: skip
 
 
 class DistilBert(Family):

@@ -98,6 +98,12 @@ class Family:
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
     """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
 
+    @classmethod
+    def like(cls, name: str, says: str, **fields: Any) -> "type[Family]":
+        """A family of this name whose models are built as those of this one, but for `fields`, which are attributes of
+        the class; `says` is its docstring."""
+        return type(name, (cls,), {"name": name, "__doc__": says, "__module__": cls.__module__, **fields})
+
     def core(self, model: nn.Module) -> Any:
         """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
         base: Any = getattr(model, "base_model", model)

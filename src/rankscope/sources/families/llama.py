@@ -64,22 +64,20 @@ class SmolLM3(Llama):
         )
 
 
-class Qwen2VL(Llama):
-    """The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL on text alone, where its three kinds of positions are one."""
-
-    name = "qwen2_vl"
-    types = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text")
-
-
-class OLMo2(Llama):
-    """OLMo 2 and 3 (windows in most layers), whose queries and keys go through one norm of all heads together."""
-
-    name, types = "olmo2", ("olmo2", "olmo3")
-    parts: ClassVar = without(Llama.parts, "attention_norm", "mlp_norm") | {
-        "attention_after": "post_attention_layernorm",
-        "mlp_after": "post_feedforward_layernorm",
-    }
-    fixed: ClassVar = {**Llama.fixed, "norm_place": "output", "query_norm": True, "query_norm_across": True}
+Qwen2VL = Llama.like(
+    "qwen2_vl",
+    "The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL on text alone, where its three kinds of positions are one.",
+    types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text"),
+)
+OLMo2 = Llama.like(
+    "olmo2",
+    "OLMo 2 and 3 (windows in most layers), whose queries and keys go through one norm of all heads together.",
+    types=("olmo2", "olmo3"),
+    parts=without(Llama.parts, "attention_norm", "mlp_norm") | {
+        "attention_after": "post_attention_layernorm", "mlp_after": "post_feedforward_layernorm",
+    },
+    fixed={**Llama.fixed, "norm_place": "output", "query_norm": True, "query_norm_across": True},
+)  # fmt: skip
 
 
 class Phi3(Llama):
@@ -115,29 +113,21 @@ class Gemma(GainsFromOne, Llama):
         return super().architecture(config)
 
 
-class Gemma3(Gemma):
-    """The text model of Gemma 3."""
-
-    name = "gemma3"
-    types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
-    parts: ClassVar = {
-        **Llama.parts,
-        "attention_after": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_after": "post_feedforward_layernorm",
-    }
-    fixed: ClassVar = {**Llama.fixed, "norm_place": "sandwich", "query_norm": True}
-    reads: ClassVar = {
+Gemma3 = Gemma.like(
+    "gemma3", "The text model of Gemma 3.", types=("gemma3_text", "gemma3"),
+    parts={
+        **Llama.parts, "attention_after": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm", "mlp_after": "post_feedforward_layernorm",
+    },
+    fixed={**Llama.fixed, "norm_place": "sandwich", "query_norm": True},
+    reads={
         **Llama.reads, "activation": "hidden_activation",
         "divisor": lambda config: math.sqrt(config.query_pre_attn_scalar),
-    }  # fmt: skip
-    only: ClassVar = {"attn_logit_softcapping": None}
-
-
-class Gemma2(Gemma3):
-    """Gemma 2. Every other layer has a window; a cap of scores comes after the divisor."""
-
-    name, types = "gemma2", ("gemma2",)
-    fixed: ClassVar = {**Gemma3.fixed, "query_norm": False}
-    reads: ClassVar = {**Gemma3.reads, "score_cap": lambda config: config.attn_logit_softcapping or 0.0}
-    only: ClassVar = {}
+    },
+    only={"attn_logit_softcapping": None},
+)  # fmt: skip
+Gemma2 = Gemma3.like(
+    "gemma2", "Gemma 2. Every other layer has a window; a cap of scores comes after the divisor.", types=("gemma2",),
+    fixed={**Gemma3.fixed, "query_norm": False}, only={},
+    reads={**Gemma3.reads, "score_cap": lambda config: config.attn_logit_softcapping or 0.0},
+)  # fmt: skip

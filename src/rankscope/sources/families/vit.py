@@ -14,11 +14,6 @@ from rankscope.sources.families.family import CAUSAL, PRE, Family
 from rankscope.sources.families.parts import layout, sides, without
 
 COORDINATES = "get_patches_center_coordinates"
-IMAGES = {
-    "patches": "embeddings.patch_embedding", "size": "embeddings.image_size",
-    "positions": "embeddings.position_embedding",
-}  # fmt: skip
-"""Where CLIP and SigLIP keep the embedding of images."""
 
 
 class ViT(Family):
@@ -38,16 +33,13 @@ class ViT(Family):
     fixed: ClassVar = PRE
 
 
-class DeiT(ViT):
-    """DeiT: ViT with a second token, that of distillation."""
-
-    name, types = "deit", ("deit",)
-    embedding_parts: ClassVar = {
-        **ViT.embedding_parts, "first": "embeddings.cls_token, embeddings.distillation_token"
-    }  # fmt: skip
+DeiT = ViT.like(
+    "deit", "DeiT: ViT with a second token, that of distillation.", types=("deit",),
+    embedding_parts={**ViT.embedding_parts, "first": "embeddings.cls_token, embeddings.distillation_token"},
+)  # fmt: skip
 
 
-class AST(DeiT):
+class AST(ViT):
     """The Audio Spectrogram Transformer: DeiT on patches of a mel spectrum, which overlap."""
 
     name, types = "ast", ("audio-spectrogram-transformer",)
@@ -82,11 +74,12 @@ class DinoV2(ViT):
         return self.described(config, mlp="gated", mlp_width=(int(inner * 2 / 3) + 7) // 8 * 8, activation="silu")
 
 
-class DinoV2Registers(DinoV2):
-    """DINOv2 with register tokens, which have no positions, after the class token."""
-
-    name, types = "dinov2_with_registers", ("dinov2_with_registers",)
-    embedding_parts: ClassVar = {**ViT.embedding_parts, "first": "embeddings.cls_token, embeddings.register_tokens"}
+DinoV2Registers = DinoV2.like(
+    "dinov2_with_registers",
+    "DINOv2 with register tokens, which have no positions, after the class token.",
+    types=("dinov2_with_registers",),
+    embedding_parts={**ViT.embedding_parts, "first": "embeddings.cls_token, embeddings.register_tokens"},
+)
 
 
 class DinoV3(DinoV2):
@@ -125,44 +118,36 @@ class DinoV3(DinoV2):
         return model
 
 
-class Tower(Family):
-    """What the four have in common: pre-norm blocks."""
+class ClipText(Family):
+    """CLIP's text tower, whose attention is causal."""
 
-    stack = "encoder.layers"
+    name, types, stack = "clip_text", ("clip_text_model",), "encoder.layers"
+    inside, final_norm = "text_model", "final_layer_norm"
     parts: ClassVar = layout(
         "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2"
     )
-    fixed: ClassVar = PRE
-
-
-class ClipText(Tower):
-    """CLIP's text tower, whose attention is causal."""
-
-    name, types = "clip_text", ("clip_text_model",)
-    inside, final_norm = "text_model", "final_layer_norm"
     fixed: ClassVar = CAUSAL
     embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
 
 
-class ClipVision(Tower):
+class ClipVision(Family):
     """CLIP's image tower. Its last norm is of the class token alone, and not the network's."""
 
-    name, types = "clip_vision", ("clip_vision_model",)
+    name, types, stack = "clip_vision", ("clip_vision_model",), ClipText.stack
     inside, continuous_inputs = "vision_model", True
-    embedding_parts: ClassVar = {**IMAGES, "first": "embeddings.class_embedding", "norm": "pre_layrnorm"}
+    parts = ClipText.parts
     fixed: ClassVar = {"norm_place": "pre"}
+    embedding_parts: ClassVar = {
+        "patches": "embeddings.patch_embedding", "size": "embeddings.image_size", "norm": "pre_layrnorm",
+        "first": "embeddings.class_embedding", "positions": "embeddings.position_embedding",
+    }  # fmt: skip
 
 
-class SiglipText(ClipText):
-    """SigLIP's text tower: every token sees every other."""
-
-    name, types, loader = "siglip_text", ("siglip_text_model",), "SiglipTextModel"
-    fixed = PRE
-
-
-class SiglipVision(Tower):
-    """SigLIP's image tower: no class token."""
-
-    name, types = "siglip_vision", ("siglip_vision_model",)
-    inside, continuous_inputs, final_norm = "vision_model", True, "post_layernorm"
-    embedding_parts = IMAGES
+SiglipText = ClipText.like(
+    "siglip_text", "SigLIP's text tower: every token sees every other.", types=("siglip_text_model",),
+    loader="SiglipTextModel", fixed=PRE,
+)  # fmt: skip
+SiglipVision = ClipVision.like(
+    "siglip_vision", "SigLIP's image tower: no class token.", types=("siglip_vision_model",),
+    final_norm="post_layernorm", fixed=PRE, embedding_parts=without(ClipVision.embedding_parts, "first", "norm"),
+)  # fmt: skip
