@@ -13,7 +13,7 @@ from rankscope.explorer.answers import Answers, measure_page, network_with
 from rankscope.explorer.controls import Controls, PageRequest
 from rankscope.explorer.network_cache import MOST_RANDOM, NetworkCache
 from rankscope.nets import Architecture
-from rankscope.sources import untrained
+from rankscope.sources import fresh
 from tests.explorer.serving import TEXT, Served, drawn, small_networks, tiny
 
 TURNS: list[dict[str, Any]] = [
@@ -120,7 +120,7 @@ def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
 
 
 def test_a_network_with_remedies_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
-    net = untrained(Architecture(layers=2, width=8, heads=2), "post")
+    net = fresh(Architecture(layers=2, width=8, heads=2), name="post")
     answers, nets = Answers(NetworkCache({"post": net})), []
     for k in range(8):
         controls = Controls(model="post", text="a b", remedies=f"deepnorm;attnscale:w=0.{k}")

@@ -22,7 +22,7 @@ from rankscope.sources import Family, locate
 from rankscope.sources.checkpoint import read
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.parts import Tensors, dense, norm
-from rankscope.sources.parity_inputs import relative
+from rankscope.sources.parity import relative
 from rankscope_studies.research.trained_encoders import (
     TRAININGS,
     WEIGHTS,

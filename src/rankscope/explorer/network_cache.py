@@ -17,7 +17,7 @@ from rankscope.errors import SettingError, require, require_one_of
 from rankscope.explorer.controls import RANDOM, Controls, RandomShape
 from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
-from rankscope.sources import is_drawn, named_network, untrained
+from rankscope.sources import fresh, is_drawn, named_network
 from rankscope.theory import WeightNorms
 
 MOST_RANDOM = 3  # random networks, and networks with remedies, that are kept: those of the page and of two pins
@@ -107,7 +107,7 @@ class NetworkCache:
         """The random network of a shape; when one is drawn, the one that was used longest ago is dropped."""
         key = shape.model_dump_json()
         if key not in self._random:
-            self._random[key] = untrained(shape.architecture(), RANDOM, shape.seed, shape.init)
+            self._random[key] = fresh(shape.architecture(), shape.seed, shape.init, name=RANDOM)
             while len(self._random) > MOST_RANDOM:
                 self._forget(self._random.popitem(last=False)[1])
             for dropped in [kept for kept in self._with_remedies if not self.holds(kept)]:

@@ -11,7 +11,7 @@ import re
 import socket
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,21 +137,15 @@ def answers() -> bool:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443))
-
-
-def _connects(host: str, port: int, seconds: float = 3.0) -> bool:
-    """Connect in a thread: looking up a host name has no time limit of its own."""
+    address, seconds = (parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443)), 3.0
     connected: list[bool] = []
 
     def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=seconds).close()
-        except OSError:
-            return
-        connected.append(True)
+        with suppress(OSError):
+            socket.create_connection(address, timeout=seconds).close()
+            connected.append(True)
 
-    thread = Thread(target=connect, daemon=True)
+    thread = Thread(target=connect, daemon=True)  # looking up a host name has no time limit of its own
     thread.start()
     thread.join(seconds)
     return bool(connected)

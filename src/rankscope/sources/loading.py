@@ -1,7 +1,7 @@
 """`load`: a Hugging Face model as a canonical network, checked against the original.
 
 The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`,
-or `canonical.on_shelf` for layers left in files), map it (`canonical`, with the family's file), check it
+or `streamed_checkpoint` for layers left in files), map it (`canonical`, with the family's file), check it
 (`parity`), and attach the origin. `named_network` and `read_saved` are the other ways to a network.
 """
 
@@ -21,7 +21,7 @@ from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Origin, Transformer, is_saved, read, usual_modes
 from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
-from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
+from rankscope.sources.canonical import canonical
 from rankscope.sources.checkpoint import (
     MINILM,
     Checkpoint,
@@ -38,7 +38,8 @@ from rankscope.sources.families import FAMILIES, Family, family_of, module_famil
 from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity, check
-from rankscope.sources.presets import PRESETS, RandomOrigin, fresh, untrained
+from rankscope.sources.presets import PRESETS, RandomOrigin, fresh
+from rankscope.sources.streamed_checkpoint import StreamedCheckpoint, refuse_stream
 
 
 @usual_modes()
@@ -96,7 +97,7 @@ def load(
         return read_saved(source, tokenizer).to(dtype, device)
     embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
     need("loading a model", "transformers", *([MINILM] if embedded else []))
-    shelf, details = None, dict[str, Any]()
+    streamed, details = None, dict[str, Any]()
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")
         checkpoint, name, find = in_memory(source, family), type(source).__name__, partial(no_tokenizer, source)
@@ -109,20 +110,20 @@ def load(
             if not (Path(location.path_or_id) / "tokenizer_config.json").is_file():
                 find = partial(read_tokenizer, base_of(location))
         else:
-            shelf = on_shelf(location, family, stream)
-            checkpoint = read_plain(location, family) if shelf is None else shelf.checkpoint
+            streamed = StreamedCheckpoint.of(location, family, stream)
+            checkpoint = read_plain(location, family) if streamed is None else streamed.checkpoint
         details = {"revision": given["revision"]} if "revision" in given and not location.local else {}
     else:
         expected = "load takes a model of transformers, a directory, an id on the hub or 'minilm'"
         raise SourceError(f"{expected}; got a {type(source).__name__}", subject="source")
     with built_as(checkpoint.family, name):
         core = checkpoint.core
-        if shelf is None:
+        if streamed is None:
             net, embedding = canonical(checkpoint, name)
             parity = check(net, checkpoint.family, core, embedding, name)
             net = net.to(dtype, device)
         else:
-            net, embedding, parity = from_shelf(shelf, dtype or torch.float64, device, stream)
+            net, embedding, parity = streamed.checked_network(dtype or torch.float64, device, stream)
     config = core.config if is_of_transformers(core) else None
     details["model_type"] = checkpoint.family.name if config is None else config.model_type
     if notes := [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]:
@@ -155,7 +156,7 @@ def named_network(
     refuse_stream(stream, model, "has random weights")
     if model in PRESETS:
         return fresh(model, seed=seed, init=init, device=device)
-    return untrained(Architecture.read(model), Path(model).stem, seed, init, device=device)
+    return fresh(Architecture.read(model), seed, init, device=device, name=Path(model).stem)
 
 
 def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
@@ -210,29 +211,20 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     if any(weight.is_meta for weight in model.parameters()):
         message = f"the weights of {type(model).__name__} must be in memory; they are on the meta device"
         raise SourceError(f"{message}: load the model from its files", subject="weights")
-    kind = family_of(getattr(config, "model_type", None), family or _alone(model), lambda: model)
+    model_type = getattr(config, "model_type", None)
+    if family is None and (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
+        # A decoder that was taken out of its encoder-decoder.
+        decoders = (each for each in FAMILIES.values() if each.side == "decoder")
+        family = next((each for each in decoders if model_type in each.types), None)
+    kind = family_of(model_type, family, lambda: model)
     opened, notes = dequantised(model)
-    core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
-    return merged(Checkpoint(core, kind, (), notes=notes))
-
-
-def _alone(model: nn.Module) -> str | None:
-    """The family of a decoder that was taken out of its encoder-decoder; None for any other model."""
-    config: Any = model.config
-    if not (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
-        return None
-    decoders = (family for family in FAMILIES.values() if family.side == "decoder")
-    return next((family.name for family in decoders if config.model_type in family.types), None)
-
-
-def _copied(core: nn.Module) -> Any:
-    """A copy on the CPU, weight by weight: the device of the model may have no room for a second one."""
-    weights = {}
-    for weight in core.parameters():
+    core, weights = kind.core(opened), {}
+    for weight in core.parameters():  # one by one: the device of the model may have no room for a second one
         if type(weight) is nn.Parameter and weight.is_floating_point():
             data = weight.detach().to("cpu", torch.float64, copy=True)
             weights[id(weight)] = nn.Parameter(data, weight.requires_grad)
-    return copy.deepcopy(core, weights)
+    core = copy.deepcopy(core, weights).to("cpu", torch.float64).eval()
+    return merged(Checkpoint(core, kind, (), notes=notes))
 
 
 @contextmanager
@@ -265,8 +257,13 @@ class FamilyParity(NamedTuple):
 def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[FamilyParity]:
     """Load a small random model of every config of every family, and yield each parity as it is measured; a model that
     fails has a failure in place of one, and the others are loaded."""
+    cases: list[tuple[Family, str]] = []
     with quiet():  # configs may warn of themselves
-        cases = [(family, label) for family in FAMILIES.values() for label in _labels(family)]
+        for family in FAMILIES.values():
+            try:
+                cases += [(family, label) for label in family.tiny_configs()]
+            except Exception:  # where transformers makes none: `random_model` says why
+                cases.append((family, ""))
     for done, (family, label) in enumerate(cases, 1):
         # Encoders are the default where a model has both sides.
         named = family.name if family.side == "decoder" else None
@@ -280,14 +277,6 @@ def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[Famil
         if progress is not None:
             progress(done, len(cases))
         yield parity
-
-
-def _labels(family: Family) -> list[str]:
-    """The labels of a family's configs; an empty one where transformers makes none (`random_model` says why)."""
-    try:
-        return list(family.tiny_configs())
-    except Exception:
-        return [""]
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:

@@ -81,45 +81,34 @@ class RandomOrigin:
         return f"words of width {self.width}, seed {self.seed}"
 
 
-def untrained(
-    arch: Architecture,
-    name: str,
-    seed: int = 0,
-    init: str = "bert",
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
-) -> Transformer:
-    """Build a network of this architecture with random weights and a random embedding for text.
-
-    Args:
-        arch: The architecture.
-        name: What reports call the network.
-        seed: The seed of weights and embedding.
-        init: The initialisation scheme (`nets/tensors.py`).
-        dtype: The dtype of the weights.
-        device: Where the weights are.
-    """
-    net = Transformer.random(arch, seed=seed, init=init, dtype=dtype, device=device)
-    return replace(net, origin=RandomOrigin(name, arch.width, seed, init))
-
-
 def fresh(
     model: str | Architecture,
     seed: int = 0,
     init: str = "bert",
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
+    *,
+    name: str | None = None,
 ) -> Transformer:
-    """An architecture, or the one of that name, with untrained weights: N(0, 0.02), or as `init` says.
+    """Build a network with random weights, and a random embedding for text.
+
+    Args:
+        model: An architecture, or the name of one in `PRESETS`, case and hyphens forgiven.
+        seed: The seed of weights and embedding.
+        init: The initialisation scheme: "bert" draws weights from N(0, 0.02), others are in `nets/tensors.py`.
+        dtype: The dtype of the weights.
+        device: Where the weights are.
+        name: What reports call the network; the name of the preset if left out, or the size of the architecture.
 
     >>> fresh("bert-tiny").arch.layers
     2
     >>> fresh(Architecture(layers=3, width=8, heads=2)).words(["Call me Ishmael."])
     [['call', 'me', 'ishmael', '.']]
     """
-    if isinstance(model, Architecture):
-        return untrained(model, f"random {model.layers}x{model.width}", seed, init, dtype, device)
-    return untrained(preset(model), forgiven(model, PRESETS), seed, init, dtype, device)
+    arch = model if isinstance(model, Architecture) else preset(model)
+    name = name or (forgiven(model, PRESETS) if isinstance(model, str) else f"random {arch.layers}x{arch.width}")
+    net = Transformer.random(arch, seed=seed, init=init, dtype=dtype, device=device)
+    return replace(net, origin=RandomOrigin(name, arch.width, seed, init))
 
 
 def bundled_excerpts(words: int = 128) -> list[str]:

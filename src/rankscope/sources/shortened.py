@@ -181,7 +181,11 @@ def write_shortened(
             again = load(temporary, family=family, stream=False)
         except SourceError as error:
             raise SourceError(f"what is left cannot be loaded again ({error}): {SAVE}", subject="layers") from error
-        if _by_layer(again.arch) != _by_layer(cut.arch) or not _same_tensors(again, cut):
+        new, kept = again.state(), cut.state()
+        same = new.keys() == kept.keys() and all(
+            torch.allclose(new[name].double().cpu(), kept[name].double().cpu(), rtol=1e-6, atol=0) for name in new
+        )
+        if not same or _by_layer(again.arch) != _by_layer(cut.arch):
             message = f"a config of {short.config.model_type} must describe what is left without layers"
             listed = ", ".join(map(str, sorted(layers)))
             raise SourceError(f"{message} {listed}; it describes other layers: {SAVE}", subject="layers")
@@ -203,11 +207,3 @@ def _by_layer(arch: Architecture) -> Architecture:
         if repeated := getattr(arch, name):
             changes[name] = tuple(repeated[index % len(repeated)] for index in layers)
     return arch.replace(**changes)
-
-
-def _same_tensors(a: Transformer, b: Transformer) -> bool:
-    """True if two networks have the same tensors under the same names, as float64 numbers."""
-    ours, theirs = a.state(), b.state()
-    return ours.keys() == theirs.keys() and all(
-        torch.allclose(ours[name].double().cpu(), theirs[name].double().cpu(), rtol=1e-6, atol=0) for name in ours
-    )

@@ -88,6 +88,7 @@ class Family:
     """Dotted paths of the parts of the embedding: of text its `words` and, as far as the model has them, `positions`,
     `segment`, `norm`, `scale`, and the maps `before` and `after`; of images what `image_embedding` reads."""
     counts_padding: ClassVar[bool] = False  # True if positions of text count padded tokens as well
+    gain_at_zero: ClassVar[float] = 0.0  # What norms multiply by where their weight is 0: 1 in Gemma
     scales: ClassVar[ModulePaths] = {}  # Dotted paths, in a block, of what multiplies the output of a part
     final_norm: ClassVar[str] = ""  # Dotted path of the last norm; empty where there is none
     inside: ClassVar[str] = ""
@@ -183,7 +184,7 @@ class Family:
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """The tensors of one block, by the names of `nets.layer_shapes`."""
-        tensors = read_block(block, self.parts, arch)
+        tensors = read_block(block, self.parts, arch, self.gain_at_zero)
         for part, path in self.scales.items():
             if (scale := find(block, path)) is not None:
                 tensors = scaled(tensors, part, scale)
@@ -214,7 +215,7 @@ class Family:
     def other_tensors(self, model: Any) -> Tensors:
         """Tensors that belong to no block: the last norm, where there is one."""
         last = find(model, self.final_norm or "none")
-        return {} if last is None else norm("final_norm", last)
+        return {} if last is None else norm("final_norm", last, self.gain_at_zero)
 
     def prepare_for_float64(self, model: Any) -> Any:
         """Change a copy of the model so that parts which only run in float32 run in float64."""
@@ -223,22 +224,6 @@ class Family:
     def output(self, model: Any) -> bool:
         """True if the model's `last_hidden_state` is the network's output (OPT may project it further)."""
         return True
-
-
-class GainsFromOne(Family):
-    """A family whose norms multiply by 1 + weight: its gains are one plus weight."""
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The tensors of one block."""
-        return _one_added(super().layer(block, arch))
-
-    def other_tensors(self, model: Any) -> Tensors:
-        """The tensors outside the blocks."""
-        return _one_added(super().other_tensors(model))
-
-
-def _one_added(tensors: Tensors) -> Tensors:
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
 
 
 def usual_head_width(config: Any) -> int:

@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Linear
-from rankscope.sources.families.family import PRE, Family, GainsFromOne, refuse_others, usual_head_width
+from rankscope.sources.families.family import PRE, Family, refuse_others, usual_head_width
 from rankscope.sources.families.parts import ModulePaths, Tensors, heads_in, layout, matrix, without
 from rankscope.sources.families.rotary import masks, partly_rotary, rotary, sliding
 
@@ -99,10 +99,10 @@ class Phi3(Llama):
         return tensors
 
 
-class Gemma(GainsFromOne, Llama):
+class Gemma(Llama):
     """Gemma, the first. Its norms multiply by 1 + weight."""
 
-    name = "gemma"
+    name, gain_at_zero = "gemma", 1.0
     types: ClassVar[tuple[str, ...]] = ("gemma",)
     embedding_parts: ClassVar = {**Llama.embedding_parts, "scale": "embed_tokens.embed_scale"}  # about the width's root
 

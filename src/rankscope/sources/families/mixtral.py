@@ -10,12 +10,13 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import GainsFromOne, refuse_others
+from rankscope.sources.families.family import refuse_others
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.families.parts import ModulePaths, Tensors, dense, norm, read_block, scaled, without
 from rankscope.sources.families.rotary import masks, partly_rotary, sliding
 
 MAPS = ("gate", "up", "down")
+DENSE = tuple(f"mlp.{name}" for name in MAPS)  # The parts of a layer without experts
 
 
 class Mixtral(Llama):
@@ -65,7 +66,7 @@ class Mixtral(Llama):
         shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read_block(block, {**without(self.parts, *(f"mlp.{name}" for name in MAPS)), **shared}, arch),
+            **read_block(block, without(self.parts, *DENSE) | shared, arch, self.gain_at_zero),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),
@@ -78,10 +79,10 @@ class Mixtral(Llama):
         return model
 
 
-class Qwen3Next(GainsFromOne, Mixtral):
+class Qwen3Next(Mixtral):
     """Qwen3-Next, whose query projection holds, head by head, the query and the gate. Gains are 1 + w."""
 
-    name, types = "qwen3_next", ("qwen3_next",)
+    name, types, gain_at_zero = "qwen3_next", ("qwen3_next",), 1.0
     parts: ClassVar[ModulePaths] = {
         **without(Mixtral.parts, "attention.query"),
         "attention.query | attention.gate": "self_attn.q_proj",
@@ -102,7 +103,7 @@ class GptOss(Mixtral):
     """gpt-oss: a number of each head takes a part of every row, which then sums to less than one."""
 
     name, types = "gpt_oss", ("gpt_oss",)
-    parts: ClassVar[ModulePaths] = without(Mixtral.parts, *(f"mlp.{name}" for name in MAPS))
+    parts: ClassVar[ModulePaths] = without(Mixtral.parts, *DENSE)
     fixed: ClassVar = {**Mixtral.fixed, "kernel": "sink", "activation": "quick_gelu"}
     reads: ClassVar = {**Mixtral.reads, "mask": masks}
     only: ClassVar = {"swiglu_alpha": 1.702}  # its gates are those of quick_gelu
@@ -148,7 +149,7 @@ class DeepSeek(Mixtral):
         "rotary_share": lambda config: config.qk_rope_head_dim / config.qk_head_dim,
         "rotary_pairs": lambda config: "adjacent" if getattr(config, "rope_interleave", True) else "half",
     }  # fmt: skip
-    shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+    shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in MAPS}
 
     def architecture(self, config: Any) -> Architecture:
         """Refused with fewer heads of keys than of queries."""

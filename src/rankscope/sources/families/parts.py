@@ -52,9 +52,9 @@ def layout(attention: str, names: str, norms: str, mlp: str, joined: str = ", ")
     return {**paths, "mlp_norm": mlp_norm}
 
 
-def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
+def read_block(block: Any, parts: ModulePaths, arch: Architecture, gain_at_zero: float = 0.0) -> Tensors:
     """Read the tensors of a block at the paths of `parts`, in the shapes of the canonical network; parts that the
-    block does not have are left out."""
+    block does not have are left out. Gains of norms are `gain_at_zero` plus their weights."""
     tensors: Tensors = {}
     for names, path in parts.items():
         module = find(block, path)
@@ -68,7 +68,7 @@ def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
         for name, part in zip(names_apart, modules, strict=True):
             kind = name.removeprefix("attention.").removeprefix("cross.")
             if name.endswith(("_norm", "_after")):
-                tensors |= norm(name, part)
+                tensors |= norm(name, part, gain_at_zero)
             elif kind == "output":
                 tensors |= heads_out(name, part, arch.heads)
             elif kind in ("query", "key", "value"):
@@ -118,13 +118,14 @@ def heads_out(name: str, linear: Any, heads: int) -> Tensors:
     return {f"{name}.weight": weight.reshape(heads, -1, weight.shape[1]), **_bias(name, linear.bias)}
 
 
-def norm(name: str, module: Any) -> Tensors:
-    """Gain and bias of a LayerNorm or RMSNorm; empty for an identity in its place."""
+def norm(name: str, module: Any, gain_at_zero: float = 0.0) -> Tensors:
+    """Gain (`gain_at_zero` plus the weight) and bias of a LayerNorm or RMSNorm; empty for an identity in its place."""
     if isinstance(module, nn.Identity):
         return {}
     message = f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
     require(module.weight is not None, message, SourceError, "norm")
-    return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
+    gain = gain_at_zero + module.weight if gain_at_zero else module.weight
+    return {f"{name}.gain": gain, **_bias(name, getattr(module, "bias", None))}
 
 
 def norm_weights(module: Any) -> NormWeights | None:
