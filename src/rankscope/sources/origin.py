@@ -55,38 +55,38 @@ class CheckpointOrigin:
         """The tokenizer of the model, read at first use."""
         return self.find_tokenizer()
 
-    def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
+    def encode(self, inputs: Inputs, max_length: int, padding: Tensor | None = None) -> Encoded:
         """Turn texts, ids, images or sound into tokens of layer 0, as the model does, with special tokens.
 
-        `length` is the most tokens of each text; `padding` goes with ids."""
+        `max_length` is the most tokens of each text; `padding` goes with ids."""
         if isinstance(inputs, Tensor):
-            cut = inputs if isinstance(self.embedding, WholeEmbedding) else inputs[..., :length]
-            return self.embedding.embed(cut, None if padding is None else padding[..., :length])
+            cut = inputs if isinstance(self.embedding, WholeEmbedding) else inputs[..., :max_length]
+            return self.embedding.embed(cut, None if padding is None else padding[..., :max_length])
         if isinstance(self.embedding, WholeEmbedding):
             message = (
                 f"{self.name} takes {self.embedding.kind}: encode takes a floating tensor {self.embedding.expected}"
             )
             raise TokensError(f"{message}; got text", subject="texts")
-        lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
+        lists = self.ids([inputs] if isinstance(inputs, str) else inputs, max_length)
         require(any(lists), f"at least one text must hold a token; none of {len(lists)} does", TokensError, "texts")
         longest = max(map(len, lists))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in lists])
         lengths = torch.tensor([len(row) for row in lists])
         return self.embedding.embed(ids, torch.arange(longest)[None] >= lengths[:, None])
 
-    def ids(self, texts: Sequence[str], length: int) -> list[list[int]]:
-        """Token ids of each text, cut to `length`."""
+    def ids(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
+        """Token ids of each text, cut to `max_length`."""
         if not texts:
             return []
-        token_ids = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
-        cut = all(len(ids) <= length for ids in token_ids)  # without room, tokenizers cut nothing at all
-        message = f"tokens must leave room for the special tokens of {self.name}'s tokenizer; got {length}"
-        require(cut, message, TokensError, "tokens")
+        token_ids = list(self.tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"])
+        cut = all(len(ids) <= max_length for ids in token_ids)  # without room, tokenizers cut nothing at all
+        message = f"max_length must leave room for the special tokens of {self.name}'s tokenizer; got {max_length}"
+        require(cut, message, TokensError, "max_length")
         return token_ids
 
-    def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
+    def words(self, texts: Sequence[str], max_length: int) -> list[list[str]]:
         """The tokens of each text, readable: subwords as the tokenizer writes them."""
-        return [list(self.tokenizer.convert_ids_to_tokens(ids)) for ids in self.ids(texts, length)]
+        return [list(self.tokenizer.convert_ids_to_tokens(ids)) for ids in self.ids(texts, max_length)]
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write embedding and tokenizer (if any) into a folder; return the rest that `load` needs."""
