@@ -39,17 +39,14 @@ Electra = Bert.like(
 )  # fmt: skip
 
 
-class DistilBert(Family):
-    """DistilBERT: a BERT without segments."""
-
-    name, types = "distilbert", ("distilbert",)
-    stack = "transformer.layer"
-    parts: ClassVar = layout(
-        "attention", "q_lin k_lin v_lin out_lin", norms="sa_layer_norm output_layer_norm", mlp="ffn.lin1 ffn.lin2"
-    )
-    embedding_parts: ClassVar = without(Bert.embedding_parts, "segment")
-    fixed: ClassVar = {"norm_eps": 1e-12}
-    reads: ClassVar = {"mlp_width": "hidden_dim", "activation": "activation"}
+DistilBert = Family.like(
+    "distilbert", "DistilBERT: a BERT without segments.", types=("distilbert",), stack="transformer.layer",
+    parts=layout(
+        "attention", "q_lin k_lin v_lin out_lin", norms="sa_layer_norm output_layer_norm", mlp="ffn.lin1 ffn.lin2",
+    ),
+    embedding_parts=without(Bert.embedding_parts, "segment"), fixed={"norm_eps": 1e-12},
+    reads={"mlp_width": "hidden_dim", "activation": "activation"},
+)  # fmt: skip
 
 
 class Albert(Family):
@@ -125,32 +122,29 @@ class Esm(Bert):
         return self.text(model, mask_id=config.mask_token_id if config.token_dropout else None)
 
 
-class NomicBert(Family):
-    """Nomic BERT (nomic-embed-text): post-norm, without biases outside of norms."""
-
-    name, types, stack = "nomic_bert", ("nomic_bert",), "layers"
-    parts: ClassVar = layout(
+NomicBert = Family.like(
+    "nomic_bert", "Nomic BERT (nomic-embed-text): post-norm, without biases outside of norms.", types=("nomic_bert",),
+    stack="layers",
+    parts=layout(
         "self_attn", "q_proj k_proj v_proj o_proj", norms="post_attention_layernorm post_mlp_layernorm",
         mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
-    )  # fmt: skip
-    embedding_parts: ClassVar = without(Bert.embedding_parts, "positions")
-    fixed: ClassVar = {"mlp": "gated"}
-    reads: ClassVar = {"head_width": "head_dim"}
-    further = (rotary,)
+    ),
+    embedding_parts=without(Bert.embedding_parts, "positions"), fixed={"mlp": "gated"},
+    reads={"head_width": "head_dim"}, further=(rotary,),
+)  # fmt: skip
 
 
-class ModernBert(Family):
-    """ModernBERT. Wi is what the activation takes, then the other."""
-
-    name, types = "modernbert", ("modernbert",)
-    stack, final_norm = "layers", "final_norm"
-    parts: ClassVar = {
-        **projections("attn", "Wqkv Wo"), "attention_norm": "attn_norm",
-        "mlp.gate, mlp.up": "mlp.Wi", "mlp.down": "mlp.Wo", "mlp_norm": "mlp_norm",
-    }  # fmt: skip
-    embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
-    fixed: ClassVar = {**PRE, "mlp": "gated", "bare_layers": (0,)}  # the first reads the embedding, normed already
-    reads: ClassVar = {
+ModernBert = Family.like(
+    "modernbert", "ModernBERT. Wi is what the activation takes, then the other.", types=("modernbert",),
+    stack="layers", final_norm="final_norm",
+    parts={
+        **projections("attn", "Wqkv Wo"), "attention_norm": "attn_norm", "mlp.gate, mlp.up": "mlp.Wi",
+        "mlp.down": "mlp.Wo", "mlp_norm": "mlp_norm",
+    },
+    embedding_parts={"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"},
+    fixed={**PRE, "mlp": "gated", "bare_layers": (0,)},  # the first reads the embedding, normed already
+    reads={
         "activation": "hidden_activation", "norm_eps": "norm_eps", "mask": lambda config: masks(config, "complete"),
-    }  # fmt: skip
-    further = (rotary,)
+    },
+    further=(rotary,),
+)  # fmt: skip

@@ -8,7 +8,7 @@ from torch import nn
 from rankscope.errors import SourceError, require_one_of
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import CAUSAL, PRE, Family, usual_head_width
-from rankscope.sources.families.parts import ModulePaths, Tensors, layout, projections, scaled
+from rankscope.sources.families.parts import Tensors, layout, projections, scaled
 from rankscope.sources.families.rotary import angles, partly_rotary, rotary
 
 
@@ -46,20 +46,16 @@ def local_masks(config: Any) -> str:
     return ";".join(known[kind] for kind in config.attention_layers)
 
 
-class GPTNeo(Family):
-    """GPT-Neo: causal, pre-norm, with scores that are not divided."""
-
-    name, types = "gpt_neo", ("gpt_neo",)
-    stack, final_norm = "h", "ln_f"
-    parts: ClassVar = layout(
-        "attn.attention", "q_proj k_proj v_proj out_proj", norms="ln_1 ln_2", mlp="mlp.c_fc mlp.c_proj"
-    )
-    embedding_parts = GPT2.embedding_parts
-    fixed: ClassVar = {**PRE, "divisor": 1.0}
-    reads: ClassVar = {
+GPTNeo = Family.like(
+    "gpt_neo", "GPT-Neo: causal, pre-norm, with scores that are not divided.", types=("gpt_neo",), stack="h",
+    final_norm="ln_f",
+    parts=layout("attn.attention", "q_proj k_proj v_proj out_proj", norms="ln_1 ln_2", mlp="mlp.c_fc mlp.c_proj"),
+    embedding_parts=GPT2.embedding_parts, fixed={**PRE, "divisor": 1.0},
+    reads={
         **GPT2.reads, "mask": local_masks,
         "mlp_width": lambda config: config.intermediate_size or 4 * config.hidden_size,
-    }  # fmt: skip
+    },
+)  # fmt: skip
 
 
 class GPTJ(Family):
@@ -88,19 +84,16 @@ class GPTJ(Family):
         return model
 
 
-class GPTNeoX(Family):
-    """GPT-NeoX with parallel or serial branches."""
-
-    name, types = "gpt_neox", ("gpt_neox",)
-    stack, final_norm = "layers", "final_layer_norm"
-    parts: ClassVar[ModulePaths] = layout(
+GPTNeoX = Family.like(
+    "gpt_neox", "GPT-NeoX with parallel or serial branches.", types=("gpt_neox",), stack="layers",
+    final_norm="final_layer_norm",
+    parts=layout(
         "attention", "query_key_value dense", norms="input_layernorm post_attention_layernorm",
         mlp="mlp.dense_h_to_4h mlp.dense_4h_to_h", joined=" | ",
-    )  # fmt: skip
-    embedding_parts: ClassVar = {"words": "embed_in"}
-    fixed: ClassVar = CAUSAL
-    reads: ClassVar = {"parallel": "use_parallel_residual"}
-    further = (partly_rotary,)
+    ),
+    embedding_parts={"words": "embed_in"}, fixed=CAUSAL, reads={"parallel": "use_parallel_residual"},
+    further=(partly_rotary,),
+)  # fmt: skip
 
 
 class Bloom(Family):
@@ -162,16 +155,12 @@ class Falcon(Family):
         return model
 
 
-class Phi(Family):
-    """Phi 1, 1.5 and 2, whose heads are rotated in part."""
-
-    name, types = "phi", ("phi",)
-    stack, final_norm = "layers", "final_layernorm"
-    parts: ClassVar = layout(
-        "self_attn", "q_proj k_proj v_proj dense", norms="input_layernorm input_layernorm", mlp="mlp.fc1 mlp.fc2"
-    )
-    embedding_parts: ClassVar = {"words": "embed_tokens"}
-    fixed: ClassVar = {**CAUSAL, "parallel": True}
-    reads: ClassVar = {"key_heads": "num_key_value_heads"}
-    further = (partly_rotary,)
-    only: ClassVar = {"qk_layernorm": False}
+Phi = Family.like(
+    "phi", "Phi 1, 1.5 and 2, whose heads are rotated in part.", types=("phi",), stack="layers",
+    final_norm="final_layernorm",
+    parts=layout(
+        "self_attn", "q_proj k_proj v_proj dense", norms="input_layernorm input_layernorm", mlp="mlp.fc1 mlp.fc2",
+    ),
+    embedding_parts={"words": "embed_tokens"}, fixed={**CAUSAL, "parallel": True},
+    reads={"key_heads": "num_key_value_heads"}, further=(partly_rotary,), only={"qk_layernorm": False},
+)  # fmt: skip

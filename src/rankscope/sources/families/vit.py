@@ -118,29 +118,26 @@ class DinoV3(DinoV2):
         return model
 
 
-class ClipText(Family):
-    """CLIP's text tower, whose attention is causal."""
+ClipText = Family.like(
+    "clip_text", "CLIP's text tower, whose attention is causal.", types=("clip_text_model",), stack="encoder.layers",
+    inside="text_model", final_norm="final_layer_norm",
+    parts=layout(
+        "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2",
+    ),
+    fixed=CAUSAL,
+    embedding_parts={"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"},
+)  # fmt: skip
 
-    name, types, stack = "clip_text", ("clip_text_model",), "encoder.layers"
-    inside, final_norm = "text_model", "final_layer_norm"
-    parts: ClassVar = layout(
-        "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2"
-    )
-    fixed: ClassVar = CAUSAL
-    embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
 
-
-class ClipVision(Family):
-    """CLIP's image tower. Its last norm is of the class token alone, and not the network's."""
-
-    name, types, stack = "clip_vision", ("clip_vision_model",), ClipText.stack
-    inside, continuous_inputs = "vision_model", True
-    parts = ClipText.parts
-    fixed: ClassVar = {"norm_place": "pre"}
-    embedding_parts: ClassVar = {
+ClipVision = Family.like(
+    "clip_vision", "CLIP's image tower. Its last norm is of the class token alone, and not the network's.",
+    types=("clip_vision_model",), stack=ClipText.stack, inside="vision_model", continuous_inputs=True,
+    parts=ClipText.parts, fixed={"norm_place": "pre"},
+    embedding_parts={
         "patches": "embeddings.patch_embedding", "size": "embeddings.image_size", "norm": "pre_layrnorm",
         "first": "embeddings.class_embedding", "positions": "embeddings.position_embedding",
-    }  # fmt: skip
+    },
+)  # fmt: skip
 
 
 SiglipText = ClipText.like(
