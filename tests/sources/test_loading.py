@@ -297,7 +297,7 @@ def test_a_revision_is_recorded_only_where_there_are_revisions(saved: Path) -> N
 def test_a_length_without_room_for_special_tokens(minilm: Transformer) -> None:
     """Tokenizers cut nothing where the special tokens alone are longer; the text would come whole."""
     assert minilm.encode("the whale " * 50, max_length=2).X.shape[1] == 2
-    refused("tokens", "the whale " * 50, tokens=1, by=minilm.encode)
+    refused("max_length", "the whale " * 50, max_length=1, by=minilm.encode)
 
 
 def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> None:

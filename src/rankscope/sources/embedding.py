@@ -7,7 +7,7 @@
     wave    x_i = norm(y_i + gelu(y * K)_i),   y = norm(convolutions of the samples) A
 
 A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most models have neither. The
-position i counts real tokens, wherever padding stands; in models that have no other way, columns.
+position i counts valid tokens, wherever padding stands; in models that have no other way, columns.
 """
 
 import dataclasses
@@ -159,7 +159,7 @@ class ImageEmbedding(WholeEmbedding):
         return f"ImageEmbedding(images of {self.size[0]} x {self.size[1]}, patches of {patch})"
 
     def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
-        """Tokens of layer 0."""
+        """Tokens of layer 0 of a batch of images."""
         images, sides = inputs.to(self.kernel), self.kernel.shape[2:]
         if self.patch_norm is None:
             X = F.conv2d(images, self.kernel, self.bias, stride=sides).flatten(2).mT  # [batch, patch, width]
@@ -183,8 +183,8 @@ class Convolution:
     padding: int
     groups: int = 1
 
-    def __call__(self, x: Float[Tensor, "batch input step"]) -> Float[Tensor, "batch output later"]:
-        """Apply the convolution to every step."""
+    def __call__(self, x: Float[Tensor, "batch input time"]) -> Float[Tensor, "batch output later"]:
+        """Apply the convolution along time."""
         return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
@@ -205,7 +205,7 @@ class SoundEmbedding(WholeEmbedding):
         return f"SoundEmbedding({self.shape[0]} mel bins, {self.shape[1]} steps)"
 
     def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
-        """Tokens of layer 0; silence is sound."""
+        """Tokens of layer 0 of a batch of sound; silence is sound."""
         return F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
 
 
@@ -230,7 +230,7 @@ class SpectrumEmbedding(WholeEmbedding):
         return f"SpectrumEmbedding({self.size[0]} steps, {self.size[1]} mel bins)"
 
     def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
-        """Tokens of layer 0; silence is sound."""
+        """Tokens of layer 0 of a batch of sound; silence is sound."""
         X = F.conv2d(inputs.to(self.kernel).mT[:, None], self.kernel, self.bias, self.stride).flatten(2).mT
         return torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions
 
@@ -242,7 +242,7 @@ class WaveEmbedding(WholeEmbedding):
 
     convolutions: tuple[Convolution, ...]
     norms: tuple[NormWeights | None, ...]  # Of each convolution, before the activation
-    by_channel: bool  # True if such a norm is of each channel over time, False if of each step over channels
+    by_channel: bool  # True if such a norm is of each channel over time, False if of each moment over channels
     activation: str
     into_norm: NormWeights | None
     into: Linear
@@ -268,7 +268,7 @@ class WaveEmbedding(WholeEmbedding):
         return inputs.ndim == 2 and inputs.shape[1] >= self._samples(1)
 
     def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
-        """Tokens of layer 0; silence is sound."""
+        """Tokens of layer 0 of a batch of sound; silence is sound."""
         act, x = ACTIVATIONS[self.activation], inputs.to(self.into.weight)[:, None]
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = convolution(x)

@@ -132,12 +132,12 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> NetworkInput
     message = f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {shape}"
     require(mask is None or shape == X.shape[:2], message, TokensError, "attention_mask")
     padding = torch.zeros(X.shape[:2], dtype=torch.bool) if mask is None else mask == 0
-    message = "every sample must have at least one real token; one has none: leave it out"
+    message = "every sample must have at least one valid token; one has none: leave it out"
     require(not padding.all(-1).any(), message, TokensError, "attention_mask")
     X = X.masked_fill(padding[..., None], 0.0)
     error = distance(net.run(X, padding), theirs, ~padding, family.output(core), name)
     message = f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by"
-    advice = "position_ids, for example, must count real tokens one by one"
+    advice = "position_ids, for example, must count valid tokens one by one"
     message = f"{message} {error:.1e}: see {', '.join(arguments)} ({advice})"
     require(error <= TOLERANCE, message, ParityError, "batch")
     return NetworkInputs(net, X, padding)

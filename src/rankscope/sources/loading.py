@@ -19,7 +19,7 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.extras import need
 from rankscope.naming import forgiven
-from rankscope.nets import Architecture, Origin, Transformer, is_saved, read, usual_modes
+from rankscope.nets import Architecture, Transformer, is_saved, read, usual_modes
 from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
 from rankscope.sources.canonical import canonical
 from rankscope.sources.checkpoint import (
@@ -165,31 +165,25 @@ def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
     net = Transformer.from_weights(arch, tensors)
     message = f"the files of {folder} must belong together; they are of different networks: save it again"
     require(net.fingerprint == description.get("fingerprint"), message, FileError, "files")
+    if description.get("origin") is None:
+        return net
     try:
-        origin = _origin(Path(folder), description.get("origin"))
+        fields = dict(description["origin"])
+        if fields.pop("kind") == "untrained":
+            return replace(net, origin=RandomOrigin(**fields))
+        fields["embedding"] = read_embedding(Path(folder), fields["embedding"])
+        if fields["config"] is not None:
+            need("the config of a network that was loaded", "transformers")
+            from transformers import AutoConfig
+
+            fields["config"] = AutoConfig.for_model(**fields["config"])
+        location = CheckpointLocation(str(Path(folder) / TOKENIZER), str(folder), {"local_files_only": True})
+        fields["parity"] = Parity(**fields["parity"])
+        find = partial(read_tokenizer, location) if tokenizer is None else lambda: tokenizer
+        return replace(net, origin=CheckpointOrigin(find_tokenizer=find, **fields))
     except (KeyError, TypeError) as error:
         message = f"the origin saved in {folder} cannot be read ({error}): save it again"
         raise FileError(message, subject="origin") from error
-    if tokenizer is not None and isinstance(origin, CheckpointOrigin):
-        origin = replace(origin, find_tokenizer=lambda: tokenizer)
-    return replace(net, origin=origin)
-
-
-def _origin(folder: Path, description: dict[str, Any] | None) -> Origin | None:
-    if description is None:
-        return None
-    fields = dict(description)
-    if fields.pop("kind") == "untrained":
-        return RandomOrigin(**fields)
-    fields["embedding"] = read_embedding(folder, fields["embedding"])
-    if fields["config"] is not None:
-        need("the config of a network that was loaded", "transformers")
-        from transformers import AutoConfig
-
-        fields["config"] = AutoConfig.for_model(**fields["config"])
-    location = CheckpointLocation(str(folder / TOKENIZER), str(folder), {"local_files_only": True})
-    fields["parity"] = Parity(**fields["parity"])
-    return CheckpointOrigin(find_tokenizer=lambda: read_tokenizer(location), **fields)
 
 
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:

@@ -131,7 +131,7 @@ class ParityInputs:
         pad = int(getattr(config_of(core), "pad_token_id", None) or 0)
         # RoBERTa tells padding by the id itself.
         ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
-        # A table whose first rows are spare is read by a count of real tokens; else the count is given.
+        # A table whose first rows are spare is read by a count of valid tokens; else the count is given.
         counts = words.positions is not None and family.first_position(core) == 0
         positions = ((~padding).cumsum(1) - 1).clamp(min=0)
         position_ids = positions if counts and "position_ids" in parameters else None
@@ -252,17 +252,17 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     X, padding = embedding.embed(inputs.inputs, inputs.padding)
     arguments = inputs.arguments(family)
     net = inputs.attach_memory(net)
-    network_run, real = net.run(X, padding, attention=True), ~padding
-    own_difference = _own(network_run, real, family, core, arguments, name)
+    network_run, valid = net.run(X, padding, attention=True), ~padding
+    own_difference = _own(network_run, valid, family, core, arguments, name)
     if is_of_transformers(core):
         with quiet():
             core.set_attn_implementation("eager")
     with lifted() as lift:
         original_run = original(family, core, arguments)
     parity = Parity(
-        states=max(own_difference, distance(network_run, original_run, real, family.output(core), name)),
-        attention=_attention(network_run, original_run, real),
-        float32_parts=_distance(original(family, core, arguments), original_run) if lift.calls else None,
+        states=max(own_difference, distance(network_run, original_run, valid, family.output(core), name)),
+        attention=_attention(network_run, original_run, valid),
+        float32_parts=_own_rounding(original(family, core, arguments), original_run) if lift.calls else None,
         tokens=inputs.tokens,
     )
     if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
@@ -282,7 +282,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
 
 
 def _own(
-    network_run: ForwardPass, real: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
+    network_run: ForwardPass, valid: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
 ) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
@@ -303,7 +303,7 @@ def _own(
         reason = f"{prefix} cannot be run in float64 on the CPU to compare ({first_line(error)})"
         advice = "set 'eager' if that computes the same, or watch the model as it is"
         raise ParityError(f"{reason}: {advice}", subject="attn_implementation") from error
-    difference = distance(network_run, original_run, real, family.output(core), name)
+    difference = distance(network_run, original_run, valid, family.output(core), name)
     if not difference <= TOLERANCE and implementation != "sdpa":
         message = f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is"
         raise ParityError(message, subject="attn_implementation")
@@ -315,35 +315,35 @@ def is_transformers_own(function: Any) -> bool:
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
-def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
+def distance(network_run: ForwardPass, original_run: Original, valid: Tensor, whole: bool, name: str) -> float:
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
     layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
     message = f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
     require(runs == layers, message, ParityError, "blocks")
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []
-    return max(relative(a, b, real) for a, b in pairs)
+    return max(relative(a, b, valid) for a, b in pairs)
 
 
-def relative(a: Tensor, b: Tensor, real: Tensor) -> float:
+def relative(a: Tensor, b: Tensor, valid: Tensor) -> float:
     """The largest difference at valid tokens, relative to the largest entry there; infinite for NaN."""
-    difference = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
+    difference = float((a - b)[valid].abs().max() / b[valid].abs().max().clamp(min=1e-300))
     return math.inf if math.isnan(difference) else difference
 
 
-def _attention(network_run: ForwardPass, original_run: Original, real: Tensor) -> float | None:
+def _attention(network_run: ForwardPass, original_run: Original, valid: Tensor) -> float | None:
     """The largest difference of attention patterns in rows of valid tokens (padded columns are zero)."""
     if not original_run.attention:
         return None
-    rows = ~real[:, None, :, None]
+    rows = ~valid[:, None, :, None]
     pairs = zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
     differences = [float((a - b).masked_fill_(rows, 0.0).abs().max()) for a, b in pairs]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
-def _distance(first: Original, second: Original) -> float:
-    """Of the first sample, which has no padding: in float64, a window beyond which all is padding overflows
-    transformers' softmax in float32, and the whole sample becomes NaN."""
+def _own_rounding(first: Original, second: Original) -> float:
+    """The largest relative difference of two runs of the original in the first sample, which has no padding: in float64,
+    a window beyond which all is padding overflows transformers' softmax in float32, and the whole sample becomes NaN."""
     pairs = [*zip(first.states, second.states, strict=True), (first.output, second.output)]
     return max(relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)
 
@@ -360,7 +360,19 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
         return False
     tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
     visible: dict[Any, Tensor] = {}
-    block_arguments = _block_arguments(family, core, n, wrapped)
+    blocks, block_arguments, ids = family.blocks(core), list[dict[str, Any]](), torch.ones(1, n, dtype=torch.long)
+
+    def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        block_arguments.append(kwargs)
+        return (hidden_states,) if wrapped else hidden_states
+
+    for block in blocks:
+        block.forward = note
+    try:
+        core(input_ids=ids, attention_mask=ids, use_cache=False, return_dict=True)
+    finally:
+        for block in dict.fromkeys(blocks):
+            del block.forward
     if not all({"attention_mask", "position_embeddings"} <= arguments.keys() for arguments in block_arguments):
         return False
     for layer, arguments in enumerate(block_arguments):
@@ -380,22 +392,3 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
             message += f" layer {layer + 1} of {name} ({family.name}) {what}"
             raise ParityError(f"{message}: {UNMAPPED}", subject="masks")
     return True
-
-
-def _block_arguments(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, Any]]:
-    """The keyword arguments of each block in a forward pass over n tokens that computes nothing else."""
-    blocks, recorded = family.blocks(core), []
-
-    def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        recorded.append(kwargs)
-        return (hidden_states,) if wrapped else hidden_states
-
-    for block in blocks:
-        block.forward = note
-    try:
-        ids = torch.ones(1, n, dtype=torch.long)
-        core(input_ids=ids, attention_mask=ids, use_cache=False, return_dict=True)
-    finally:
-        for block in dict.fromkeys(blocks):
-            del block.forward
-    return recorded

@@ -88,9 +88,9 @@ def _describe(config: Any, depth: int, kept: list[int]) -> None:
             setattr(config, name, [values[index] for index in kept])
     if hasattr(config, "attention_types"):  # GPT-Neo's, which `attention_layers` writes out
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
-    if hasattr(config, "decoder_sparse_step"):  # Qwen's: layers at every such step have experts, but for some
-        step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
-        config.mlp_only_layers = [new for new, old in enumerate(kept) if old in dense or (old + 1) % step]
+    if hasattr(config, "decoder_sparse_step"):  # Qwen's: every so many layers have experts, but for some
+        period, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
+        config.mlp_only_layers = [new for new, old in enumerate(kept) if old in dense or (old + 1) % period]
         config.decoder_sparse_step = 1
     if getattr(config, "first_k_dense_replace", None):  # DeepSeek's
         config.first_k_dense_replace = sum(index < config.first_k_dense_replace for index in kept)

@@ -209,13 +209,13 @@ class StreamedCheckpoint:
         path = self._paths[id(self.core)]
         own_names = [name for name in self.model.state_dict() if not path or name.startswith(f"{path}.")]
         around = set(own_names) - inside
-        around |= {name_a for pair in ties.items() for name_a in pair if around & set(pair)}
+        around |= {end for pair in ties.items() for end in pair if around & set(pair)}
         has_words = hasattr(self.core, "get_input_embeddings") and not self.family.continuous_inputs
         words = self.core.get_input_embeddings() if has_words else None
         words = words if isinstance(words, nn.Embedding) else None
         if words is not None:
             name = f"{self._paths[id(words)]}.weight"
-            same = {name} | {name_a for pair in ties.items() for name_a in pair if name in pair}
+            same = {name} | {end for pair in ties.items() for end in pair if name in pair}
             keys = [key for item in same for key in self._sources.get(item, ())]
             around -= same
             with safe_open(self.files[keys[0]], "pt") as file:

@@ -43,11 +43,10 @@ class Mixtral(Llama):
         fields: dict[str, Any] = {"number": config.num_experts, "chosen": config.num_experts_per_tok}
         if config.model_type == "mixtral":
             return Experts(**fields, width=config.intermediate_size, renormalised=True)
-        step = config.decoder_sparse_step
         dense = [
             layer
             for layer in range(config.num_hidden_layers)
-            if layer in config.mlp_only_layers or not config.num_experts or (layer + 1) % step
+            if layer in config.mlp_only_layers or not config.num_experts or (layer + 1) % config.decoder_sparse_step
         ]
         if len(dense) == config.num_hidden_layers:
             return None
