@@ -342,8 +342,10 @@ def _attention(network_run: ForwardPass, original_run: Original, valid: Tensor) 
 
 
 def _own_rounding(first: Original, second: Original) -> float:
-    """The largest relative difference of two runs of the original in the first sample, which has no padding: in float64,
-    a window beyond which all is padding overflows transformers' softmax in float32, and the whole sample becomes NaN."""
+    """The largest relative difference of two runs of the original in the first sample, which has no padding.
+
+    In float64, a window beyond which all is padding overflows transformers' softmax in float32, and the whole sample
+    becomes NaN."""
     pairs = [*zip(first.states, second.states, strict=True), (first.output, second.output)]
     return max(relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)
 
