@@ -10,7 +10,7 @@ import logging
 import re
 import socket
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -119,7 +119,14 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
         require(has_config, f"{expected}; {source} has no config.json", FileError, "config.json")
         return CheckpointLocation(source, source, options)
     if not may_be_on_hub(source, options.get("cache_dir")):
-        raise SourceError(_unknown(source), subject="source")
+        suggestion = nearest(source, ["minilm", *shipped_names(), *PRESETS])
+        hint = f" (fresh({suggestion!r}) builds one with random weights)" if suggestion else ""
+        hint = " (load('minilm') is the embedded one)" if suggestion == "minilm" else hint
+        hint = f" (load({suggestion!r}) comes with rankscope)" if suggestion in shipped_names() else hint
+        sentence = f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
+        if is_path(source):
+            sentence = f"a model must be a directory with config.json and its weights; there is none at {source}"
+        raise SourceError(sentence, subject="source")
     if options.get("local_files_only") or answers():
         return CheckpointLocation(source, source, options)
     return CheckpointLocation(source, source, {**options, "local_files_only": True}, unreached=hub_address())
@@ -149,16 +156,6 @@ def answers() -> bool:
     thread.start()
     thread.join(seconds)
     return bool(connected)
-
-
-def _unknown(source: str) -> str:
-    suggestion = nearest(source, ["minilm", *shipped_names(), *PRESETS])
-    if is_path(source):
-        return f"a model must be a directory with config.json and its weights; there is none at {source}"
-    hint = f" (fresh({suggestion!r}) builds one with random weights)" if suggestion else ""
-    hint = " (load('minilm') is the embedded one)" if suggestion == "minilm" else hint
-    hint = f" (load({suggestion!r}) comes with rankscope)" if suggestion in shipped_names() else hint
-    return f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
 
 
 def read(location: CheckpointLocation, family: str | Family | None, class_name: str | None = None) -> Checkpoint:
@@ -200,7 +197,20 @@ def checked(location: CheckpointLocation, kind: Family, model: Any, report: dict
     with quiet(), clear_errors(location):
         if core._supports_sdpa:
             core.set_attn_implementation("sdpa")
-    _refuse_surplus(location, model, report["unexpected_keys"])
+    # Weights of more layers than the config asks for must not be left out in silence, nor scales of quantised ones.
+    # What is named like no part of the model, a head for some task, may be left out. Files of a model with a head put
+    # the name of the base model before each weight (`bert.encoder.layer.2...`).
+    weights, prefix = model.state_dict(), f"{model.base_model_prefix}."
+    known = {re.sub(r"\d+", "#", name) for name in weights}
+    names = {name: name.removeprefix(prefix) for name in sorted(report["unexpected_keys"])}
+    surplus = [name for name, base_name in names.items() if re.sub(r"\d+", "#", base_name) in known]
+    beside = [name for name, base_name in names.items() if f"{base_name.rpartition('.')[0]}.weight" in weights]
+    if beside:
+        message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
+        raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")
+    if surplus:
+        message = f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that it does not"
+        raise SourceError(f"{message} ask for, {surplus[0]} among them", subject="weights")
     missing = [name for name in report["missing_keys"] if not name.endswith(kind.computed)]
     return Checkpoint(model.eval(), kind, tuple(sorted(missing)))
 
@@ -213,24 +223,6 @@ def to_be_dequantised(config: Any) -> tuple[str, ...]:
     method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
     method = str(getattr(method, "value", method))
     return (f"quantised weights ({method}) dequantised",) if method in AUTO_QUANTIZER_MAPPING else ()
-
-
-def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterable[str]) -> None:
-    """Weights of more layers than the config asks for must not be left out in silence, nor scales of
-    quantised ones. What is named like no part of the model, a head for some task, may be left out.
-
-    Files of a model with a head put the name of the base model before each weight (`bert.encoder.layer.2...`)."""
-    weights, prefix = model.state_dict(), f"{model.base_model_prefix}."
-    known = {re.sub(r"\d+", "#", name) for name in weights}
-    names = {name: name.removeprefix(prefix) for name in sorted(unexpected)}
-    surplus = [name for name, base_name in names.items() if re.sub(r"\d+", "#", base_name) in known]
-    beside = [name for name, base_name in names.items() if f"{base_name.rpartition('.')[0]}.weight" in weights]
-    if beside:
-        message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
-        raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")
-    if surplus:
-        message = f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that it does not"
-        raise SourceError(f"{message} ask for, {surplus[0]} among them", subject="weights")
 
 
 def tokenizer(location: CheckpointLocation) -> Any:

@@ -54,7 +54,11 @@ def write_folder(path: Path, config: Path | None, folder: Path) -> None:
     from transformers import AutoConfig, GPT2Config
 
     content = _read(path)
-    weights = _weights(content, path)
+    held = next((content[name] for name in WEIGHTS if isinstance(content.get(name), Mapping)), content)
+    weights = {WRAPPERS.sub("", str(name)).lstrip("."): x for name, x in held.items() if isinstance(x, Tensor)}
+    if not weights:
+        expected = f"{path} must hold weights by name, or under {' or '.join(WEIGHTS)}"
+        raise FileError(f"{expected}; it holds {', '.join(map(str, content)) or 'nothing'}", subject=str(path))
     arguments = content.get("model_args")
     if isinstance(arguments, Mapping) and set(NANOGPT) <= set(arguments):
         described: Any = GPT2Config(
@@ -98,16 +102,6 @@ def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[st
         sentence = f"{path} holds more layers than its config says, as {beyond}: give the config of its model"
         raise FileError(sentence, subject=str(path))
     return {name: weights[prefix + name] for name in names if prefix + name in weights}
-
-
-def _weights(content: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
-    """The weights in what a file holds, without the parts of their names that wrappers have added."""
-    held = next((content[name] for name in WEIGHTS if isinstance(content.get(name), Mapping)), content)
-    weights = {WRAPPERS.sub("", str(name)).lstrip("."): x for name, x in held.items() if isinstance(x, Tensor)}
-    if not weights:
-        expected = f"{path} must hold weights by name, or under {' or '.join(WEIGHTS)}"
-        raise FileError(f"{expected}; it holds {', '.join(map(str, content)) or 'nothing'}", subject=str(path))
-    return weights
 
 
 def _read(path: Path) -> Mapping[Any, Any]:
