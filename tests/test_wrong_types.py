@@ -49,7 +49,7 @@ cases = [
     ("TokensError", "padding", lambda: rankscope.measure(net, torch.ones(1, 2, 4), [[True, False]])),
     ("TokensError", "texts", lambda: rankscope.fresh("bert-tiny").encode([b"a whale"])),
     ("TokensError", "texts", lambda: rankscope.fresh("bert-tiny").encode(None)),
-    ("TokensError", "tokens", lambda: rankscope.fresh("bert-tiny").encode("a whale", tokens=2.5)),
+    ("TokensError", "max_length", lambda: rankscope.fresh("bert-tiny").encode("a whale", max_length=2.5)),
     ("TokensError", "padding",
         lambda: rankscope.fresh("bert-tiny").encode(torch.ones(1, 2).long(), padding=[[True, False]])),
     ("ArchitectureError", "dtype", lambda: net.to("float32")),

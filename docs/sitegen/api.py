@@ -1,4 +1,11 @@
-"""The public names, room by room, from their signatures and docstrings."""
+"""The public names, room by room, from their signatures and docstrings, as Markdown.
+
+Sphinx's autodoc with napoleon was tried on these pages and does not do it: it leaves out constants that a room's face
+hands on from its files (a fifth of the names of `sources`) and fields whose meaning is a comment beside them, takes
+what stands before a colon in the string beneath a field for its type, spells aliases of types out, and reads docstrings
+as reStructuredText, in which tables and formulas such as `|A|` are errors. What would have to be hooked into it (the
+comments, the constants, Markdown, formulas) is most of this file and of `docstrings.py`.
+"""
 
 import ast
 import inspect
@@ -6,12 +13,11 @@ import pkgutil
 from collections.abc import Iterator
 from functools import cache, cached_property
 from importlib import import_module
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import rankscope
-from sitegen.docstrings import comment, fields, markdown, of, source_of
+from sitegen.docstrings import fields, markdown, of, source_of, told
 from sitegen.markdown import formulas, table
 
 INSIDE = ("__main__", "cli", "data", "files", "extras", "naming", "plugins", "shapes", "shipped", "workers")
@@ -87,27 +93,27 @@ def entry(home: str, name: str, thing: Any) -> str:
     if inspect.isroutine(thing) or hasattr(thing, "cache_info"):
         inner = inspect.unwrap(thing)
         return directive("function", name + signature(inner), markdown(of(inner)))
-    told = of(thing) if isinstance(thing, ModuleType) else _constant(home, name)
-    said = markdown(told) or f"A `{type(thing).__name__}`."
+    text = of(thing) if isinstance(thing, ModuleType) else _constant(home, name)
+    said = markdown(text) or f"A `{type(thing).__name__}`."
     if isinstance(thing, dict) and all(isinstance(each, str) for each in thing):
         said += " By name: " + ", ".join(f"`{each}`" for each in thing) + "."
     return directive("data", name, said)
 
 
 def _constant(home: str, name: str) -> str:
-    """What stands beneath a constant, where it is written."""
-    for where in [home, *(each for each in _inside(home))]:
-        source = inspect.getsource(import_module(where))
-        body = ast.parse(source).body
-        for node, after in pairwise(body):
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-            written = [each for target in targets for each in getattr(target, "elts", [target])]  # `A, B = 1, 2` too
-            if any(isinstance(each, ast.Name) and each.id == name for each in written):
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                    return inspect.cleandoc(str(after.value.value))
-                if said := comment(inspect.getsourcefile(import_module(where)) or "", node):
-                    return said
-    return ""
+    """What is said of a constant where it is written, in a room or inside it."""
+    return next(filter(None, (_constants(where).get(name) for where in [home, *_inside(home)])), "")
+
+
+@cache
+def _constants(where: str) -> dict[str, str]:
+    """What is said of the constants of a module, by name; `A, B = 1, 2` are two."""
+    source, found = inspect.getsource(import_module(where)), dict[str, str]()
+    for node, said in told(ast.parse(source).body, source):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        names = [each for target in targets for each in getattr(target, "elts", [target])]
+        found |= {each.id: said for each in names if isinstance(each, ast.Name)}
+    return found
 
 
 def _inside(home: str) -> Iterator[str]:
@@ -134,9 +140,7 @@ def _class(name: str, thing: type) -> Iterator[str]:
         else:
             inner: Any = getattr(member, "__func__", member)
             option = f":{type(member).__name__}:\n" if isinstance(member, classmethod | staticmethod) else ""
-            yield directive(
-                "method", method + signature(inspect.unwrap(inner), method=True), markdown(of(inner)), option
-            )
+            yield directive("method", method + signature(inspect.unwrap(inner)), markdown(of(inner)), option)
     yield "::::::\n"
 
 
@@ -166,50 +170,28 @@ def directive(kind: str, title: str, body: str, options: str = "") -> str:
     return f":::::{{py:{kind}}} {title}\n{options}\n{body}\n:::::\n"
 
 
-def signature(thing: Any, method: bool = False) -> str:
-    """As it is written, with its types: `(net: Transformer, X: Tensor, *, metrics: MetricsLike = ...)`. Of a
-    class without a constructor of its own, which has its fields in a table, the names alone."""
-    try:
-        found = inspect.signature(thing)
-    except (TypeError, ValueError):
+def signature(thing: Any) -> str:
+    """As it is written, with its types: `(net: Transformer, X: Tensor, *, metrics: MetricsLike=...)`; of a class that
+    of its constructor."""
+    function: Any = thing.__init__ if isinstance(thing, type) else thing
+    node = source_of(function)
+    if not isinstance(node, ast.FunctionDef):
         return "()"
-    node = source_of(thing)
-    written = node.args if isinstance(node, ast.FunctionDef) else _constructor(node)
-    home = thing.__module__
-    types, defaults = (_types(written, home), _defaults(written)) if written else ({}, {})
-    parts, star = [], False
-    for at, each in enumerate(found.parameters.values()):
-        if at == 0 and each.name in ("self", "cls") and method:
-            continue
-        if each.kind is each.KEYWORD_ONLY and not star:
-            parts.append("*")
-        mark = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
-        star = star or mark == "*" or each.kind is each.KEYWORD_ONLY
-        kind = types.get(each.name, "")
-        text = mark + each.name + (f": {kind}" if kind else "")
-        if each.default is not each.empty:
-            text += (" = " if kind else "=") + defaults.get(each.name, _shown(each.default))
-        parts.append(text)
-    returns = node.returns if isinstance(node, ast.FunctionDef) else None
-    return "(" + ", ".join(parts) + ")" + (f" -> {_plain(returns, home)}" if returns else "")
+    home, taken = function.__module__, node.args
+    if taken.args and taken.args[0].arg in ("self", "cls"):
+        del taken.args[0]
+    for each in ast.walk(taken):
+        if isinstance(each, ast.arg) and each.annotation:
+            each.annotation = _plain(each.annotation, home)
+    returns = None if isinstance(thing, type) else node.returns
+    return f"({ast.unparse(taken)})" + (f" -> {ast.unparse(_plain(returns, home))}" if returns else "")
 
 
-def _constructor(node: ast.AST | None) -> ast.arguments | None:
-    body = node.body if isinstance(node, ast.ClassDef) else []
-    own = (each.args for each in body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
-    return next(own, None)
-
-
-def _types(written: ast.arguments, home: str) -> dict[str, str]:
-    named = [*written.posonlyargs, *written.args, *written.kwonlyargs, written.vararg, written.kwarg]
-    return {each.arg: _plain(each.annotation, home) for each in named if each and each.annotation}
-
-
-def _plain(annotation: ast.expr, home: str) -> str:
+def _plain(annotation: ast.expr, home: str) -> Any:
     """A type as it is written, without quotes, names that are described here in full."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
-    return ast.unparse(_Named(home).visit(annotation))
+    return _Named(home).visit(annotation)
 
 
 class _Named(ast.NodeTransformer):
@@ -237,15 +219,3 @@ def imported(home: str) -> dict[str, str]:
     tree = ast.parse(inspect.getsource(import_module(home)))
     found = [each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) and each.module]
     return {(name.asname or name.name): str(each.module) for each in found for name in each.names}
-
-
-def _defaults(written: ast.arguments) -> dict[str, str]:
-    plain = [*written.posonlyargs, *written.args]
-    last = plain[len(plain) - len(written.defaults) :]
-    pairs = [*zip(last, written.defaults, strict=True), *zip(written.kwonlyargs, written.kw_defaults, strict=True)]
-    return {name.arg: ast.unparse(value) for name, value in pairs if value is not None}
-
-
-def _shown(default: Any) -> str:
-    found = repr(default)
-    return found if len(found) < 40 and "<" not in found else "..."

@@ -3,9 +3,9 @@
 import ast
 import inspect
 import re
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from sitegen.markdown import blocks, formulas
@@ -47,30 +47,24 @@ def escaped(text: str) -> str:
     return "".join(lines)
 
 
-@cache
-def _tree(file: str) -> ast.Module:
-    return ast.parse(Path(file).read_text(encoding="utf-8"))
-
-
-def source_of(thing: Any) -> ast.ClassDef | ast.FunctionDef | None:
-    """Where a class or a function is written."""
+def source_of(thing: Any) -> ast.stmt | None:
+    """A class or a function as it is written; None where nobody wrote it, as the methods that a dataclass is given."""
     try:
-        file = inspect.getsourcefile(thing)
-    except TypeError:
+        return ast.parse(dedent(inspect.getsource(thing))).body[0]
+    except (TypeError, OSError):
         return None
-    if file is None:
-        return None
-    for node in ast.walk(_tree(file)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == thing.__name__:
-            return node
-    return None
 
 
-def comment(file: str, node: ast.stmt) -> str:
-    """What a comment at the end of a statement says, as a sentence; empty without one."""
-    line = Path(file).read_text(encoding="utf-8").splitlines()[(node.end_lineno or 1) - 1]
-    text = line.encode()[node.end_col_offset or 0 :].decode().partition("  # ")[2]
-    return f"{text[0].upper()}{text[1:]}." if text and not text.startswith(("fmt:", "type:")) else ""
+def told(body: Sequence[ast.stmt], source: str) -> Iterator[tuple[ast.stmt, str]]:
+    """Each statement of a class or a module with what is said of it: in the string beneath it, or else in the comment
+    at its end, as a sentence."""
+    lines = source.splitlines()
+    for node, after in zip_longest(body, body[1:]):
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield node, inspect.cleandoc(str(after.value.value))
+            continue
+        text = lines[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode().partition("  # ")[2]
+        yield node, f"{text[0].upper()}{text[1:]}." if text and not text.startswith(("fmt:", "type:")) else ""
 
 
 def fields(thing: type) -> list[tuple[str, str, str, str]]:
@@ -78,20 +72,15 @@ def fields(thing: type) -> list[tuple[str, str, str, str]]:
     found: dict[str, tuple[str, str, str, str]] = {}
     for cls in reversed(thing.__mro__):
         node = source_of(cls) if cls.__module__.startswith("rankscope") else None
-        body = node.body if isinstance(node, ast.ClassDef) else []
-        for here, after in zip_longest(body, body[1:]):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for here, said in told(node.body, dedent(inspect.getsource(cls))):
             if not isinstance(here, ast.AnnAssign) or not isinstance(here.target, ast.Name):
                 continue
             name, kind = here.target.id, ast.unparse(here.annotation)
             if name.startswith("_") or kind.startswith("ClassVar"):
                 continue
-            said = ""
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                said = inspect.cleandoc(str(after.value.value))
-            said = said or comment(inspect.getsourcefile(cls) or "", here)
             default = "" if here.value is None else ast.unparse(here.value)
             default = re.sub(r"^field\(default_factory=(\w+)\)$", r"\1()", default)
-            if not said and name in found:
-                said = found[name][3]
-            found[name] = (name, kind, default, said)
+            found[name] = (name, kind, default, said or found.get(name, ("",) * 4)[3])
     return list(found.values())

@@ -37,15 +37,15 @@ class TableOfTokens:
 
 def test_token_ids_take_padding_in_either_convention() -> None:
     net = replace(Transformer.random(Architecture(layers=1, width=8, heads=2)), origin=TableOfTokens())
-    for tokens in (None, 3):
-        padded, masked = net.encode(IDS, tokens, MASK == 0), net.encode(IDS, tokens, attention_mask=MASK)
-        assert torch.equal(masked.padding, (MASK == 0)[:, :tokens]) and torch.equal(masked.padding, padded.padding)
-        assert torch.equal(masked.X, TABLE[IDS[:, :tokens]])
+    for most in (None, 3):
+        padded, masked = net.encode(IDS, most, MASK == 0), net.encode(IDS, most, attention_mask=MASK)
+        assert torch.equal(masked.padding, (MASK == 0)[:, :most]) and torch.equal(masked.padding, padded.padding)
+        assert torch.equal(masked.X, TABLE[IDS[:, :most]])
     with raises(TokensError, "attention_mask"):
         net.encode(IDS, padding=MASK == 0, attention_mask=MASK)
     with raises(TokensError, "padding"):
         net.encode("Call me Ishmael.", attention_mask=MASK)
-    with raises(TokensError, "tokens"):
+    with raises(TokensError, "max_length"):
         net.encode(IDS, 0)
 
 

@@ -17,10 +17,10 @@ from rankscope.metrics import Metric, metric
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import SCHEMA, Profile, Summary, corpus_steps, measure, measure_corpus
 from rankscope.runs import Store, read
-from rankscope.sources import bundled_excerpts, untrained
+from rankscope.sources import bundled_excerpts, fresh
 from tests.raising import raises
 
-NET = untrained(Architecture(layers=3, width=16, heads=2), "small", seed=1, init="xavier")
+NET = fresh(Architecture(layers=3, width=16, heads=2), seed=1, init="xavier", name="small")
 NETS = {name: NET.variant(name) for name in ("san", "transformer")}
 TEXTS = bundled_excerpts(10)[:26]
 FLOATS = ["float64", "float32"]
@@ -195,6 +195,6 @@ def test_a_metric_of_ones_own_is_gathered() -> None:
 
 
 def test_a_kernel_without_a_rule_is_measured_once() -> None:
-    net = untrained(Architecture(layers=1, width=8, heads=2, kernel="sigmoid"), "sigmoid")
+    net = fresh(Architecture(layers=1, width=8, heads=2, kernel="sigmoid"), name="sigmoid")
     summary = measure_corpus({"v": net}, TEXTS[:3], metrics="mu", arithmetic=["deviation", "float64"])
     assert summary.lines("mu") == [("v", "float64")]

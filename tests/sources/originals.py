@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rankscope.nets import Transformer
 from rankscope.sources import Family, lifted
-from rankscope.sources.parity_inputs import relative
+from rankscope.sources.parity import relative
 
 WITHIN = 1e-9
 

@@ -15,7 +15,7 @@ from rankscope.sources import FAMILIES, Family, lifted, load
 from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import MODULES
 from rankscope.sources.loading import built
-from rankscope.sources.parity_inputs import ParityInputs, relative
+from rankscope.sources.parity import ParityInputs, relative
 from tests.sources import page
 from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs
 

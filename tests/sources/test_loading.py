@@ -209,7 +209,7 @@ def test_without_a_tokenizer_ids_do(saved: Path) -> None:
     refused("tokenizer", "Call me", by=net.encode, kind=SourceError)
     X, padding = net.encode(ids, padding=torch.tensor([[False, False, False], [False, True, True]]))
     assert X.shape == (2, 3, 16) and padding.sum() == 2 and not X[padding].any()
-    assert net.encode(ids, tokens=2).X.shape == (2, 2, 16)
+    assert net.encode(ids, max_length=2).X.shape == (2, 2, 16)
     refused("input_ids", torch.tensor([[4, 60]]), by=net.encode, names=("0..59", "4..60"))
     refused("tokens", torch.zeros(1, 33, dtype=torch.long), by=net.encode, names=("32", "33"))
     refused("input_ids", torch.zeros(1, 3), by=net.encode)
@@ -248,7 +248,7 @@ def test_minilm_is_a_trained_english_bert(minilm: Transformer) -> None:
     cosine = torch.nn.functional.cosine_similarity(pooled[:, None], pooled[None], dim=-1)
     assert cosine[0, 1] > 0.5 > 0.2 > cosine[0, 2]
     assert parity.words(texts[:1], 128) == [["[CLS]", "a", "man", "is", "eating", "food", ".", "[SEP]"]]
-    assert net.encode(bundled_excerpts(128)[0], tokens=100).X.shape == (1, 100, 384)
+    assert net.encode(bundled_excerpts(128)[0], max_length=100).X.shape == (1, 100, 384)
     assert net.variant(skip=False).origin is net.origin
 
 
@@ -296,8 +296,8 @@ def test_a_revision_is_recorded_only_where_there_are_revisions(saved: Path) -> N
 
 def test_a_length_without_room_for_special_tokens(minilm: Transformer) -> None:
     """Tokenizers cut nothing where the special tokens alone are longer; the text would come whole."""
-    assert minilm.encode("the whale " * 50, tokens=2).X.shape[1] == 2
-    refused("tokens", "the whale " * 50, tokens=1, by=minilm.encode)
+    assert minilm.encode("the whale " * 50, max_length=2).X.shape[1] == 2
+    refused("max_length", "the whale " * 50, max_length=1, by=minilm.encode)
 
 
 def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> None:

@@ -92,7 +92,7 @@ def test_states_gradients_and_padding_are_the_modules(model: Net) -> None:
     wide = model.double()
     ids = torch.randint(0, 50, (2, 60))
     padding = torch.arange(60)[None] >= torch.tensor([60, 51])[:, None]
-    X = net.encode(ids, padding=padding, tokens=60).X.requires_grad_()
+    X = net.encode(ids, padding=padding, max_length=60).X.requires_grad_()
     theirs = wide.words(ids).detach().requires_grad_()
     at = torch.arange(60)
     x = theirs

@@ -17,8 +17,7 @@ from rankscope.nets import Transformer
 from rankscope.sources import FAMILIES, lifted, load
 from rankscope.sources.families import rotary
 from rankscope.sources.families.llama import Llama
-from rankscope.sources.parity import Parity
-from rankscope.sources.parity_inputs import ParityInputs
+from rankscope.sources.parity import Parity, ParityInputs
 from tests.raising import raises
 from tests.sources.models import model_of
 

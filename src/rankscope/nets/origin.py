@@ -31,11 +31,11 @@ class Encoded(NamedTuple):
 class Origin(Protocol):
     """What a network remembers of where it came from."""
 
-    def encode(self, inputs: Inputs, tokens: int, padding: Tensor | None) -> Encoded:
-        """Tokenised, cut to so many tokens, embedded and padded at the end, in float64 on the CPU.
+    def encode(self, inputs: Inputs, max_length: int, padding: Tensor | None) -> Encoded:
+        """Tokenised, cut to `max_length` tokens, embedded and padded at the end, in float64 on the CPU.
         `padding` comes with token ids, True at padded ones."""
 
-    def words(self, texts: Sequence[str], tokens: int) -> list[list[str]]:
+    def words(self, texts: Sequence[str], max_length: int) -> list[list[str]]:
         """The tokens of each text, readable."""
 
     def described(self) -> dict[str, Any]:
@@ -80,18 +80,18 @@ def texts_of(inputs: object) -> list[str]:
     return texts
 
 
-def encoded(origin: Origin | None, inputs: Inputs, tokens: int | None, padding: Tensor | None) -> Encoded:
+def encoded(origin: Origin | None, inputs: Inputs, max_length: int | None, padding: Tensor | None) -> Encoded:
     """What an origin makes of checked inputs, in float64 on the CPU; options as of `Transformer.encode`."""
     if origin is None:
         sentence = "a network made of an architecture has no tokenizer and no embedding: load one, or pass tokens X"
         raise TokensError(sentence, subject="texts")
-    if tokens is None:
-        tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
-    count = isinstance(tokens, int) and tokens >= 1
-    require(count, f"tokens must be a whole number, at least 1; got {tokens}", TokensError, "tokens")
+    if max_length is None:
+        max_length = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
+    count = isinstance(max_length, int) and max_length >= 1
+    require(count, f"max_length must be a whole number, at least 1; got {max_length}", TokensError, "max_length")
     if not isinstance(inputs, Tensor):
         inputs = texts_of(inputs)
         require(padding is None, "padding comes with token ids; texts are padded here", TokensError, "padding")
     sentence = f"padding must be a boolean tensor, True at padding; received {type(padding).__name__}"
     require(isinstance(padding, Tensor | None), sentence, TokensError, "padding")
-    return origin.encode(inputs, tokens, padding)
+    return origin.encode(inputs, max_length, padding)

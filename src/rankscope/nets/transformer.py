@@ -199,21 +199,21 @@ class Transformer:
     def encode(
         self,
         inputs: Inputs,
-        tokens: int | None = None,
+        max_length: int | None = None,
         padding: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Encoded:
-        """Return (X, padding) of texts: tokenised as the model does, cut to `tokens` (128), embedded, padded.
-        Token ids `[batch, token]` and images are not cut unless `tokens` is given; with token ids comes their
+        """Return (X, padding) of texts: tokenised as the model does, cut to `max_length` tokens (128), embedded, padded.
+        Token ids `[batch, token]` and images are not cut unless `max_length` is given; with token ids comes their
         padding, as `padding` or as `attention_mask` (those of `steps`)."""
-        X, padding = encoded(self.origin, inputs, tokens, padding_from(padding, attention_mask))
+        X, padding = encoded(self.origin, inputs, max_length, padding_from(padding, attention_mask))
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
-    def words(self, texts: str | Sequence[str], tokens: int = LENGTH) -> list[list[str]]:
+    def words(self, texts: str | Sequence[str], max_length: int = LENGTH) -> list[list[str]]:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         if self.origin is None:
             raise TokensError("a network made of an architecture has no tokenizer: load one", subject="texts")
-        return self.origin.words(texts_of(texts), tokens)
+        return self.origin.words(texts_of(texts), max_length)
 
     def steps(self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None) -> Iterator[Step]:
         """Yield the forward pass one layer at a time: only one layer is in memory unless you keep more.

@@ -152,7 +152,10 @@ def read_plain(location: CheckpointLocation, family: str | Family | None, class_
 def dequantised(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """A copy with ordinary weights, with notes on what was done; the model itself if nothing is quantised."""
     quantiser: Any = getattr(model, "hf_quantizer", None)
-    torch_layers = [path for path, part in model.named_modules() if _of_torch(part)]
+    torch_layers = [  # quantised layers of torch.ao, whose `weight` is a method
+        path for path, part in model.named_modules()
+        if type(part).__module__.startswith("torch.ao.nn.quantized") and callable(getattr(part, "weight", None))
+    ]  # fmt: skip
     method, notes = "unknown", []
     if quantiser is not None or torch_layers:
         model = copy.deepcopy(model)
@@ -185,12 +188,6 @@ def _error(method: str, why: str) -> SourceError:
 
 def _plain(weight: Any) -> bool:
     return type(weight.data) is torch.Tensor and weight.data.dtype in PLAIN
-
-
-def _of_torch(part: Any) -> bool:
-    """True for a quantised layer of torch.ao, whose `weight` is a method."""
-    of_torch = type(part).__module__.startswith("torch.ao.nn.quantized")
-    return of_torch and callable(getattr(part, "weight", None))
 
 
 def _linear(part: Any) -> nn.Module:

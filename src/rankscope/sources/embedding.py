@@ -7,13 +7,13 @@
     wave    x_i = norm(y_i + gelu(y * K)_i),   y = norm(convolutions of the samples) A
 
 A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most models have neither. The
-position i counts real tokens, wherever padding stands; in models that have no other way, columns.
+position i counts valid tokens, wherever padding stands; in models that have no other way, columns.
 """
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -99,10 +99,46 @@ class TextEmbedding:
         return self.positions[row]
 
 
+class WholeEmbedding:
+    """The embedding of images or sound, which are taken whole: they are not cut to a length, and have no padding."""
+
+    kind: ClassVar[str] = "sound"  # What the inputs are called
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        raise NotImplementedError
+
+    def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
+        """Tokens of layer 0 of inputs that fit."""
+        raise NotImplementedError
+
+    @property
+    def expected(self) -> str:
+        """The shape of inputs, in words."""
+        return f"[batch, {', '.join(map(str, self.shape))}], as a processor makes it"
+
+    def fits(self, inputs: Tensor) -> bool:
+        """True if inputs have a shape that the model takes."""
+        return tuple(inputs.shape[1:]) == self.shape
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0; a `TokensError` unless inputs fit, and for padding."""
+        message = (
+            f"{self.kind} must be a floating tensor {self.expected}; received {inputs.dtype} {tuple(inputs.shape)}"
+        )
+        require(inputs.is_floating_point() and self.fits(inputs), message, TokensError, self.kind)
+        message = f"{self.kind} can have no padding; received some: leave it out"
+        require(padding is None, message, TokensError, "padding")
+        X = self.tokens(inputs)
+        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageEmbedding:
+class ImageEmbedding(WholeEmbedding):
     """Tokens from images: a class token and others where there are any, then one token per patch, row by row."""
 
+    kind: ClassVar = "images"
     kernel: Float[Tensor, "width channel patch patch"]
     bias: Float[Tensor, " width"] | None
     positions: Float[Tensor, "token width"] | None
@@ -122,9 +158,8 @@ class ImageEmbedding:
         patch = " x ".join(map(str, self.kernel.shape[2:]))
         return f"ImageEmbedding(images of {self.size[0]} x {self.size[1]}, patches of {patch})"
 
-    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
-        """Tokens of layer 0; images have no padding."""
-        _check_shape("images", inputs, padding, self.shape)
+    def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
+        """Tokens of layer 0 of a batch of images."""
         images, sides = inputs.to(self.kernel), self.kernel.shape[2:]
         if self.patch_norm is None:
             X = F.conv2d(images, self.kernel, self.bias, stride=sides).flatten(2).mT  # [batch, patch, width]
@@ -135,7 +170,7 @@ class ImageEmbedding:
         if self.first is not None:
             X = torch.cat([self.first.reshape(-1, X.shape[2]).expand(len(X), -1, -1), X], 1)
         X = X if self.positions is None else X + self.positions
-        return _without_padding(_normed(X, self.norm, self.norm_eps))
+        return _normed(X, self.norm, self.norm_eps)
 
 
 @dataclass(frozen=True)
@@ -148,13 +183,13 @@ class Convolution:
     padding: int
     groups: int = 1
 
-    def __call__(self, x: Float[Tensor, "batch input step"]) -> Float[Tensor, "batch output later"]:
-        """Apply the convolution to every step."""
+    def __call__(self, x: Float[Tensor, "batch input time"]) -> Float[Tensor, "batch output later"]:
+        """Apply the convolution along time."""
         return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, groups=self.groups)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SoundEmbedding:
+class SoundEmbedding(WholeEmbedding):
     """Tokens from a mel spectrum of one length."""
 
     first: Convolution
@@ -169,15 +204,13 @@ class SoundEmbedding:
     def __repr__(self) -> str:
         return f"SoundEmbedding({self.shape[0]} mel bins, {self.shape[1]} steps)"
 
-    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
-        """Tokens of layer 0; silence is sound, and there is no padding."""
-        _check_shape("sound", inputs, padding, self.shape)
-        X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
-        return _without_padding(X)
+    def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
+        """Tokens of layer 0 of a batch of sound; silence is sound."""
+        return F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SpectrumEmbedding:
+class SpectrumEmbedding(WholeEmbedding):
     """Tokens from a mel spectrum of one length: two before its patches, which may overlap, all steps of the lowest
     bins first (AST)."""
 
@@ -196,21 +229,20 @@ class SpectrumEmbedding:
     def __repr__(self) -> str:
         return f"SpectrumEmbedding({self.size[0]} steps, {self.size[1]} mel bins)"
 
-    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
-        """Tokens of layer 0; silence is sound, and there is no padding."""
-        _check_shape("sound", inputs, padding, self.shape)
+    def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
+        """Tokens of layer 0 of a batch of sound; silence is sound."""
         X = F.conv2d(inputs.to(self.kernel).mT[:, None], self.kernel, self.bias, self.stride).flatten(2).mT
-        return _without_padding(torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions)
+        return torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.positions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WaveEmbedding:
+class WaveEmbedding(WholeEmbedding):
     """Tokens from samples of sound, of any number: convolutions along time, a linear map, and what a convolution of
     the tokens makes of their neighbours (wav2vec 2.0)."""
 
     convolutions: tuple[Convolution, ...]
     norms: tuple[NormWeights | None, ...]  # Of each convolution, before the activation
-    by_channel: bool  # True if such a norm is of each channel over time, False if of each step over channels
+    by_channel: bool  # True if such a norm is of each channel over time, False if of each moment over channels
     activation: str
     into_norm: NormWeights | None
     into: Linear
@@ -226,10 +258,17 @@ class WaveEmbedding:
     def __repr__(self) -> str:
         return f"WaveEmbedding({len(self.convolutions)} convolutions, at least {self._samples(1)} samples)"
 
-    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
-        """Tokens of layer 0; silence is sound, and there is no padding."""
-        fits = inputs.ndim == 2 and inputs.is_floating_point() and inputs.shape[1] >= self._samples(1)
-        _check_whole("sound", f"[batch, sample] of {self._samples(1)} samples or more", inputs, padding, fits)
+    @property
+    def expected(self) -> str:
+        """The shape of inputs, in words."""
+        return f"[batch, sample] of {self._samples(1)} samples or more"
+
+    def fits(self, inputs: Tensor) -> bool:
+        """True if a token comes of so many samples."""
+        return inputs.ndim == 2 and inputs.shape[1] >= self._samples(1)
+
+    def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
+        """Tokens of layer 0 of a batch of sound; silence is sound."""
         act, x = ACTIVATIONS[self.activation], inputs.to(self.into.weight)[:, None]
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = convolution(x)
@@ -240,7 +279,7 @@ class WaveEmbedding:
             x = act(x)
         X = affine(_normed(x.mT, self.into_norm, self.norm_eps), self.into)
         X = X + act(self.position_convolution(X.mT)[..., : X.shape[1]]).mT  # of an even span there is one too many
-        return _without_padding(_normed(X, self.norm, self.norm_eps))
+        return _normed(X, self.norm, self.norm_eps)
 
     def _samples(self, tokens: int) -> int:
         """The fewest samples of so many tokens."""
@@ -249,25 +288,8 @@ class WaveEmbedding:
         return tokens
 
 
-def _check_shape(kind: str, inputs: Tensor, padding: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Refuse images or sound of another shape than that of one sample, and what `_check_whole` does."""
-    fits = tuple(inputs.shape[1:]) == shape and inputs.is_floating_point()
-    _check_whole(kind, f"[batch, {', '.join(map(str, shape))}], as a processor makes it", inputs, padding, fits)
-
-
-def _check_whole(kind: str, expected: str, inputs: Tensor, padding: Tensor | None, fits: bool) -> None:
-    """Refuse images or sound unless they fit, and padding, which they do not have."""
-    message = f"{kind} must be a floating tensor {expected}; received {inputs.dtype} {tuple(inputs.shape)}"
-    require(fits, message, TokensError, kind)
-    require(padding is None, f"{kind} can have no padding; received some: leave it out", TokensError, "padding")
-
-
 def _normed(X: Tensor, norm: NormWeights | None, eps: float) -> Tensor:
     return X if norm is None else normalise(X, "layer", norm, eps)
-
-
-def _without_padding(X: Tensor) -> Encoded:
-    return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
 
 
 TENSORS = "embedding.safetensors"

@@ -115,46 +115,29 @@ def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> NetworkInput
         core = checkpoint.core
         check(net, family, core, embedding, name)
         taken = signature(core.forward).parameters.keys() - OF_THE_CALL
-        arguments = {key: _wide(value) for key, value in batch.items() if key in taken}
+        arguments = {
+            key: value.detach().to("cpu", torch.float64 if value.is_floating_point() else None)
+            if isinstance(value, Tensor) else value
+            for key, value in batch.items() if key in taken
+        }  # fmt: skip
         with lifted():
             theirs = original(family, core, arguments, attention=False)
         if family.side == "decoder":
-            net = _reading(net, arguments, name)
-    X = theirs.states[0]
-    padding = _padding(arguments.get("attention_mask"), X)
+            memory, memory_mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
+            message = f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none"
+            require(isinstance(memory, Tensor), message, TokensError, "encoder_hidden_states")
+            net = net.with_memory(cast(Tensor, memory), None if memory_mask is None else memory_mask == 0)
+    X, mask = theirs.states[0], arguments.get("attention_mask")
+    shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+    message = f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {shape}"
+    require(mask is None or shape == X.shape[:2], message, TokensError, "attention_mask")
+    padding = torch.zeros(X.shape[:2], dtype=torch.bool) if mask is None else mask == 0
+    message = "every sample must have at least one valid token; one has none: leave it out"
+    require(not padding.all(-1).any(), message, TokensError, "attention_mask")
     X = X.masked_fill(padding[..., None], 0.0)
     error = distance(net.run(X, padding), theirs, ~padding, family.output(core), name)
     message = f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by"
-    advice = "position_ids, for example, must count real tokens one by one"
+    advice = "position_ids, for example, must count valid tokens one by one"
     message = f"{message} {error:.1e}: see {', '.join(arguments)} ({advice})"
     require(error <= TOLERANCE, message, ParityError, "batch")
     return NetworkInputs(net, X, padding)
-
-
-def _reading(net: Transformer, arguments: Mapping[str, Any], name: str) -> Transformer:
-    """The decoder with the encoder output of this batch as its memory."""
-    memory, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
-    if not isinstance(memory, Tensor):
-        message = f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none"
-        raise TokensError(message, subject="encoder_hidden_states")
-    return net.with_memory(memory, None if mask is None else mask == 0)
-
-
-def _padding(mask: Any, X: Tensor) -> Tensor:
-    if mask is None:
-        return torch.zeros(X.shape[:2], dtype=torch.bool)
-    if not isinstance(mask, Tensor) or mask.shape != X.shape[:2]:
-        came = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        message = f"attention_mask must be [batch, token] {tuple(X.shape[:2])}, 0 at padding; received {came}"
-        raise TokensError(message, subject="attention_mask")
-    padding = mask == 0
-    message = "every sample must have at least one real token; one has none: leave it out"
-    require(not padding.all(-1).any(), message, TokensError, "attention_mask")
-    return padding
-
-
-def _wide(value: Any) -> Any:
-    """The value on the CPU; floating tensors in float64."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to("cpu", torch.float64 if value.is_floating_point() else None)

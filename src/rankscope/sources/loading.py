@@ -1,7 +1,7 @@
 """`load`: a Hugging Face model as a canonical network, checked against the original.
 
 The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`,
-or `canonical.on_shelf` for layers left in files), map it (`canonical`, with the family's file), check it
+or `streamed_checkpoint` for layers left in files), map it (`canonical`, with the family's file), check it
 (`parity`), and attach the origin. `named_network` and `read_saved` are the other ways to a network.
 """
 
@@ -9,8 +9,9 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import nn
@@ -18,17 +19,27 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.extras import need
 from rankscope.naming import forgiven
-from rankscope.nets import Architecture, Origin, Transformer, is_saved, read, usual_modes
+from rankscope.nets import Architecture, Transformer, is_saved, read, usual_modes
 from rankscope.sources.adapters import base_of, dequantised, is_adapter, merged, read_adapter, read_plain, unwrapped
-from rankscope.sources.canonical import canonical, from_shelf, on_shelf, refuse_stream
-from rankscope.sources.checkpoint import MINILM, Checkpoint, CheckpointLocation, first_line, locate, quiet
+from rankscope.sources.canonical import canonical
+from rankscope.sources.checkpoint import (
+    MINILM,
+    Checkpoint,
+    CheckpointLocation,
+    HubOptions,
+    first_line,
+    hub_options,
+    locate,
+    quiet,
+)
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
 from rankscope.sources.families import FAMILIES, Family, family_of, module_family
 from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity, check
-from rankscope.sources.presets import PRESETS, RandomOrigin, fresh, untrained
+from rankscope.sources.presets import PRESETS, RandomOrigin, fresh
+from rankscope.sources.streamed_checkpoint import StreamedCheckpoint, refuse_stream
 
 
 @usual_modes()
@@ -39,12 +50,8 @@ def load(
     *,
     family: str | Family | None = None,
     tokenizer: Any = None,
-    revision: str | None = None,
-    cache_dir: str | None = None,
-    local_files_only: bool = False,
-    token: str | bool | None = None,
-    trust_remote_code: bool = False,
     stream: bool | None = None,
+    **options: Unpack[HubOptions],
 ) -> Transformer:
     """Load a Hugging Face model as a canonical network, checked against the original (parity).
 
@@ -64,14 +71,11 @@ def load(
             (`"t5_decoder"`, which then needs a memory: `net.with_memory(M)`); or a `sources.Family` of your
             own, for any module in memory.
         tokenizer: A tokenizer of transformers in place of the model's own.
-        revision: As in transformers, like `cache_dir`, `local_files_only` and `token`.
-        cache_dir: As in transformers.
-        local_files_only: As in transformers.
-        token: As in transformers.
-        trust_remote_code: True runs code that comes with a checkpoint.
         stream: True leaves layers in their safetensors files and reads them one at a time; False never does.
             By default networks that do not fit into free memory are streamed; `net.streamed` says so.
             Numbers are the same, bit for bit.
+        options: Those of `HubOptions`, as in transformers: `revision`, `cache_dir`, `local_files_only`, `token` and
+            `trust_remote_code`.
 
     Returns:
         The network, a `Transformer` with its origin.
@@ -87,58 +91,53 @@ def load(
     """
     message = f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}"
     require(tokenizer is None or callable(tokenizer), message, SourceError, "tokenizer")
+    given = hub_options(options)
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
     embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
     need("loading a model", "transformers", *([MINILM] if embedded else []))
-    shelf = None
+    streamed, details = None, dict[str, Any]()
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")
-        checkpoint, name = in_memory(source, family), type(source).__name__
-        details: dict[str, Any] = {}
-
-        def find() -> Any:
-            message = f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one"
-            raise SourceError(message, subject="tokenizer")
-
+        checkpoint, name, find = in_memory(source, family), type(source).__name__, partial(no_tokenizer, source)
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
-        options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
-        options |= {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
-        location = locate(str(source), {key: value for key, value in options.items() if value is not None})
-        adapter, name = is_adapter(location), location.name
+        location = locate(str(source), given)
+        adapter, name, find = is_adapter(location), location.name, partial(read_tokenizer, location)
         if adapter:
             refuse_stream(stream, name, "is an adapter, which is merged into weights in memory")
             checkpoint = read_adapter(location, family)
+            if not (Path(location.path_or_id) / "tokenizer_config.json").is_file():
+                find = partial(read_tokenizer, base_of(location))
         else:
-            shelf = on_shelf(location, family, stream)
-            checkpoint = read_plain(location, family) if shelf is None else shelf.checkpoint
-
-        def find() -> Any:
-            own_tokenizer = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()
-            return read_tokenizer(location if own_tokenizer else base_of(location))
-
-        details = {} if revision is None or location.local else {"revision": revision}
+            streamed = StreamedCheckpoint.of(location, family, stream)
+            checkpoint = read_plain(location, family) if streamed is None else streamed.checkpoint
+        details = {"revision": given["revision"]} if "revision" in given and not location.local else {}
     else:
         expected = "load takes a model of transformers, a directory, an id on the hub or 'minilm'"
         raise SourceError(f"{expected}; got a {type(source).__name__}", subject="source")
     with built_as(checkpoint.family, name):
         core = checkpoint.core
-        if shelf is None:
+        if streamed is None:
             net, embedding = canonical(checkpoint, name)
             parity = check(net, checkpoint.family, core, embedding, name)
             net = net.to(dtype, device)
         else:
-            net, embedding, parity = from_shelf(shelf, dtype or torch.float64, device, stream)
+            net, embedding, parity = streamed.checked_network(dtype or torch.float64, device, stream)
     config = core.config if is_of_transformers(core) else None
     details["model_type"] = checkpoint.family.name if config is None else config.model_type
-    if tokenizer is not None:
-        find = lambda: tokenizer  # noqa: E731
-    weights = "given" if isinstance(source, nn.Module) else "trained"
     if notes := [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]:
         details["notes"] = notes
+    find = find if tokenizer is None else lambda: tokenizer
+    weights = "given" if isinstance(source, nn.Module) else "trained"
     origin = CheckpointOrigin(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
     return replace(net, origin=origin)
+
+
+def no_tokenizer(model: nn.Module) -> Any:
+    """Raise the `SourceError` of a text for a model that was loaded from memory."""
+    message = f"{type(model).__name__} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one"
+    raise SourceError(message, subject="tokenizer")
 
 
 def is_drawn(model: str) -> bool:
@@ -157,7 +156,7 @@ def named_network(
     refuse_stream(stream, model, "has random weights")
     if model in PRESETS:
         return fresh(model, seed=seed, init=init, device=device)
-    return untrained(Architecture.read(model), Path(model).stem, seed, init, device=device)
+    return fresh(Architecture.read(model), seed, init, device=device, name=Path(model).stem)
 
 
 def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
@@ -166,31 +165,25 @@ def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
     net = Transformer.from_weights(arch, tensors)
     message = f"the files of {folder} must belong together; they are of different networks: save it again"
     require(net.fingerprint == description.get("fingerprint"), message, FileError, "files")
+    if description.get("origin") is None:
+        return net
     try:
-        origin = _origin(Path(folder), description.get("origin"))
+        fields = dict(description["origin"])
+        if fields.pop("kind") == "untrained":
+            return replace(net, origin=RandomOrigin(**fields))
+        fields["embedding"] = read_embedding(Path(folder), fields["embedding"])
+        if fields["config"] is not None:
+            need("the config of a network that was loaded", "transformers")
+            from transformers import AutoConfig
+
+            fields["config"] = AutoConfig.for_model(**fields["config"])
+        location = CheckpointLocation(str(Path(folder) / TOKENIZER), str(folder), {"local_files_only": True})
+        fields["parity"] = Parity(**fields["parity"])
+        find = partial(read_tokenizer, location) if tokenizer is None else lambda: tokenizer
+        return replace(net, origin=CheckpointOrigin(find_tokenizer=find, **fields))
     except (KeyError, TypeError) as error:
         message = f"the origin saved in {folder} cannot be read ({error}): save it again"
         raise FileError(message, subject="origin") from error
-    if tokenizer is not None and isinstance(origin, CheckpointOrigin):
-        origin = replace(origin, find_tokenizer=lambda: tokenizer)
-    return replace(net, origin=origin)
-
-
-def _origin(folder: Path, description: dict[str, Any] | None) -> Origin | None:
-    if description is None:
-        return None
-    fields = dict(description)
-    if fields.pop("kind") == "untrained":
-        return RandomOrigin(**fields)
-    fields["embedding"] = read_embedding(folder, fields["embedding"])
-    if fields["config"] is not None:
-        need("the config of a network that was loaded", "transformers")
-        from transformers import AutoConfig
-
-        fields["config"] = AutoConfig.for_model(**fields["config"])
-    location = CheckpointLocation(str(folder / TOKENIZER), str(folder), {"local_files_only": True})
-    fields["parity"] = Parity(**fields["parity"])
-    return CheckpointOrigin(find_tokenizer=lambda: read_tokenizer(location), **fields)
 
 
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
@@ -212,29 +205,20 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     if any(weight.is_meta for weight in model.parameters()):
         message = f"the weights of {type(model).__name__} must be in memory; they are on the meta device"
         raise SourceError(f"{message}: load the model from its files", subject="weights")
-    kind = family_of(getattr(config, "model_type", None), family or _alone(model), lambda: model)
+    model_type = getattr(config, "model_type", None)
+    if family is None and (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
+        # A decoder that was taken out of its encoder-decoder.
+        decoders = (each for each in FAMILIES.values() if each.side == "decoder")
+        family = next((each for each in decoders if model_type in each.types), None)
+    kind = family_of(model_type, family, lambda: model)
     opened, notes = dequantised(model)
-    core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
-    return merged(Checkpoint(core, kind, (), notes=notes))
-
-
-def _alone(model: nn.Module) -> str | None:
-    """The family of a decoder that was taken out of its encoder-decoder; None for any other model."""
-    config: Any = model.config
-    if not (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
-        return None
-    decoders = (family for family in FAMILIES.values() if family.side == "decoder")
-    return next((family.name for family in decoders if config.model_type in family.types), None)
-
-
-def _copied(core: nn.Module) -> Any:
-    """A copy on the CPU, weight by weight: the device of the model may have no room for a second one."""
-    weights = {}
-    for weight in core.parameters():
+    core, weights = kind.core(opened), {}
+    for weight in core.parameters():  # one by one: the device of the model may have no room for a second one
         if type(weight) is nn.Parameter and weight.is_floating_point():
             data = weight.detach().to("cpu", torch.float64, copy=True)
             weights[id(weight)] = nn.Parameter(data, weight.requires_grad)
-    return copy.deepcopy(core, weights)
+    core = copy.deepcopy(core, weights).to("cpu", torch.float64).eval()
+    return merged(Checkpoint(core, kind, (), notes=notes))
 
 
 @contextmanager
@@ -267,8 +251,13 @@ class FamilyParity(NamedTuple):
 def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[FamilyParity]:
     """Load a small random model of every config of every family, and yield each parity as it is measured; a model that
     fails has a failure in place of one, and the others are loaded."""
+    cases: list[tuple[Family, str]] = []
     with quiet():  # configs may warn of themselves
-        cases = [(family, label) for family in FAMILIES.values() for label in _labels(family)]
+        for family in FAMILIES.values():
+            try:
+                cases += [(family, label) for label in family.tiny_configs()]
+            except Exception:  # where transformers makes none: `random_model` says why
+                cases.append((family, ""))
     for done, (family, label) in enumerate(cases, 1):
         # Encoders are the default where a model has both sides.
         named = family.name if family.side == "decoder" else None
@@ -282,14 +271,6 @@ def survey(progress: Callable[[int, int], None] | None = None) -> Iterator[Famil
         if progress is not None:
             progress(done, len(cases))
         yield parity
-
-
-def _labels(family: Family) -> list[str]:
-    """The labels of a family's configs; an empty one where transformers makes none (`random_model` says why)."""
-    try:
-        return list(family.tiny_configs())
-    except Exception:
-        return [""]
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:

@@ -1,7 +1,8 @@
 """Parity: does the canonical network compute what the original does? Checked at every load.
 
 The original runs in float64 on inputs with padding on either side, longer than any length that its config
-names (`parity_inputs.py`); every hidden state, the output and every attention pattern are compared with the
+names, where that can be afforded: two networks that agree on 24 tokens may differ on 60, behind a window or in a far
+bucket of relative positions. Every hidden state, the output and every attention pattern are compared with the
 canonical network's, and at lengths too long to run, masks and rotary angles alone. The original runs twice:
 with its own attention implementation, whose states count, and with eager attention, which returns patterns.
 Above `TOLERANCE` the load is refused.
@@ -13,9 +14,11 @@ far the original's own float32 parts take it from itself is measured and said (`
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from operator import attrgetter
 from typing import Any
 
@@ -24,16 +27,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError, require
-from rankscope.nets import ForwardPass, Transformer, masks, rotary_tables
+from rankscope.nets import Architecture, ForwardPass, Transformer, masks, rotary_tables
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.families.family import config_of, is_of_transformers
-from rankscope.sources.parity_inputs import ParityInputs, beyond, named_lengths, relative
 
 TOLERANCE = 1e-9
 """Largest difference, relative to the largest entry of a state; of an attention weight or angle, absolute."""
 LONGEST = 8300  # Most tokens to compare masks on: a mask of that size in float64 takes half a gigabyte
+SHORTEST = 24  # Tokens of the inputs where the config names no length
+PADDING = (0, 7, 15)  # Padded tokens of the three samples: none, at the end, at the beginning
+SOURCE = 17  # Tokens of the memory that a decoder reads
+LENGTHS = re.compile("window|chunk|distance|buckets|relative_positions|local_attention|original_max_position")
+"""Names of config fields that hold a number of tokens at which something changes."""
+WORK = 1e11  # Most weights x tokens of inputs longer than `ALWAYS`: a few seconds in float64
+ALWAYS = 192
+ROOM = 1e9  # Most bytes of all its attention matrices
 UNMAPPED = "it asks for something that this family does not map; watch measures it as it is"
 
 
@@ -55,6 +65,107 @@ class Parity:
     def described(self) -> dict[str, Any]:
         """The fields of this parity that go into a run's manifest."""
         return asdict(self)
+
+
+def named_lengths(config: Any) -> list[int]:
+    """Every number of tokens at which the config may mean something to change, in ascending order."""
+
+    def found(fields: Mapping[Any, Any]) -> Iterator[int]:
+        for name, value in fields.items():
+            if isinstance(value, Mapping):
+                yield from found(value)
+            elif type(value) is int and value > 0 and LENGTHS.search(str(name)):  # a bool is no length
+                yield value
+
+    fields = config.to_dict() if hasattr(config, "to_dict") else config
+    return sorted(set(found(fields if isinstance(fields, Mapping) else vars(fields))))
+
+
+def beyond(length: int) -> int:
+    """The number of tokens with which every sample, less its padding, is longer than `length`."""
+    return length + max(PADDING) + 9
+
+
+def affordable(n: int, arch: Architecture, weights: int) -> bool:
+    """True if original and network can both run on inputs of n tokens in reasonable time and memory."""
+    samples = len(PADDING)
+    works = n <= ALWAYS or samples * n * weights <= WORK
+    return works and 8 * samples * n * n * arch.heads * arch.layers <= ROOM
+
+
+@dataclass(frozen=True)
+class ParityInputs:
+    """The inputs of a parity check: ids or images, with padding, positions and a decoder's memory."""
+
+    inputs: Tensor  # Token ids, or images
+    padding: Tensor | None
+    position_ids: Tensor | None = None
+    """The position of each valid token, for a model that would otherwise count padding as well."""
+    memory: Tensor | None = None  # What a decoder reads `[batch, source, width]`, padded on either side where it can be
+    memory_padding: Tensor | None = None
+
+    @classmethod
+    def of(cls, family: Family, core: Any, embedding: Embedding, arch: Architecture) -> "ParityInputs":
+        """Random inputs from a fixed seed, as long as the config asks for and can be afforded."""
+        weights = sum(weight.numel() for weight in core.parameters())
+        lengths = [SHORTEST, *map(beyond, named_lengths(config_of(core)))]
+        longest = max(n for n in lengths if n == SHORTEST or affordable(n, arch, weights))
+        return cls.long(family, core, embedding, min(longest, arch.rotary_reach or longest))
+
+    @classmethod
+    def long(cls, family: Family, core: Any, embedding: Embedding, n: int) -> "ParityInputs":
+        """Random inputs of n tokens, or of as many as the model has positions for."""
+        generator = torch.Generator().manual_seed(0)
+        if family.continuous_inputs:
+            image_embedding: Any = embedding
+            shape = (2, *image_embedding.shape)
+            return cls(torch.randn(shape, generator=generator, dtype=torch.float64), None)
+        words: Any = embedding
+        n = n if words.positions is None else min(n, len(words.positions))
+        padding = torch.zeros(len(PADDING), n, dtype=torch.bool)
+        parameters = signature(core.forward).parameters
+        if "attention_mask" in parameters:  # a module of one's own may know no padding
+            padding[1, max(n - PADDING[1], 1) :] = True
+            padding[2, : min(PADDING[2], n - 1)] = True
+        ids = torch.randint(0, len(words.words), padding.shape, generator=generator)
+        pad = int(getattr(config_of(core), "pad_token_id", None) or 0)
+        # RoBERTa tells padding by the id itself.
+        ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
+        # A table whose first rows are spare is read by a count of valid tokens; else the count is given.
+        counts = words.positions is not None and family.first_position(core) == 0
+        positions = ((~padding).cumsum(1) - 1).clamp(min=0)
+        position_ids = positions if counts and "position_ids" in parameters else None
+        inputs = ids.masked_fill(padding, pad), padding, position_ids
+        if family.side != "decoder":
+            return cls(*inputs)
+        shape = len(PADDING), SOURCE, core.config.hidden_size
+        memory = torch.randn(shape, generator=generator, dtype=torch.float64)
+        memory_padding = torch.zeros(shape[:2], dtype=torch.bool)
+        memory_padding[1, : PADDING[1]] = memory_padding[2, -PADDING[1] :] = True
+        return cls(*inputs, memory, memory_padding if "encoder_attention_mask" in parameters else None)
+
+    def attach_memory(self, net: Transformer) -> Transformer:
+        """A decoder with these inputs' memory attached; any other network unchanged."""
+        return net if self.memory is None else net.with_memory(self.memory, self.memory_padding)
+
+    @property
+    def tokens(self) -> int:
+        """The length of the samples in tokens; 0 for images, which have one size."""
+        return 0 if self.padding is None else self.padding.shape[1]
+
+    def arguments(self, family: Family) -> dict[str, Tensor]:
+        """The inputs as keyword arguments of the original's `forward`."""
+        if family.continuous_inputs:
+            return {family.input_name: self.inputs}
+        assert self.padding is not None
+        arguments = {
+            "input_ids": self.inputs,
+            "attention_mask": (~self.padding).long(),
+            "position_ids": self.position_ids,
+            "encoder_hidden_states": self.memory,
+            "encoder_attention_mask": None if self.memory_padding is None else (~self.memory_padding).long(),
+        }
+        return {name: value for name, value in arguments.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -141,17 +252,17 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     X, padding = embedding.embed(inputs.inputs, inputs.padding)
     arguments = inputs.arguments(family)
     net = inputs.attach_memory(net)
-    network_run, real = net.run(X, padding, attention=True), ~padding
-    own_difference = _own(network_run, real, family, core, arguments, name)
+    network_run, valid = net.run(X, padding, attention=True), ~padding
+    own_difference = _own(network_run, valid, family, core, arguments, name)
     if is_of_transformers(core):
         with quiet():
             core.set_attn_implementation("eager")
     with lifted() as lift:
         original_run = original(family, core, arguments)
     parity = Parity(
-        states=max(own_difference, distance(network_run, original_run, real, family.output(core), name)),
-        attention=_attention(network_run, original_run, real),
-        float32_parts=_distance(original(family, core, arguments), original_run) if lift.calls else None,
+        states=max(own_difference, distance(network_run, original_run, valid, family.output(core), name)),
+        attention=_attention(network_run, original_run, valid),
+        float32_parts=_own_rounding(original(family, core, arguments), original_run) if lift.calls else None,
         tokens=inputs.tokens,
     )
     if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
@@ -171,7 +282,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
 
 
 def _own(
-    network_run: ForwardPass, real: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
+    network_run: ForwardPass, valid: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
 ) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
@@ -192,7 +303,7 @@ def _own(
         reason = f"{prefix} cannot be run in float64 on the CPU to compare ({first_line(error)})"
         advice = "set 'eager' if that computes the same, or watch the model as it is"
         raise ParityError(f"{reason}: {advice}", subject="attn_implementation") from error
-    difference = distance(network_run, original_run, real, family.output(core), name)
+    difference = distance(network_run, original_run, valid, family.output(core), name)
     if not difference <= TOLERANCE and implementation != "sdpa":
         message = f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is"
         raise ParityError(message, subject="attn_implementation")
@@ -204,29 +315,37 @@ def is_transformers_own(function: Any) -> bool:
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
-def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
+def distance(network_run: ForwardPass, original_run: Original, valid: Tensor, whole: bool, name: str) -> float:
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
     layers, runs = len(network_run.states) - 1, len(original_run.states) - 1
     message = f"every block must run once per layer; {name} has {layers} layers and its blocks ran {runs} times"
     require(runs == layers, message, ParityError, "blocks")
     pairs = list(zip(network_run.states, original_run.states, strict=True))
     pairs += [(network_run.output, original_run.output)] if whole else []
-    return max(relative(a, b, real) for a, b in pairs)
+    return max(relative(a, b, valid) for a, b in pairs)
 
 
-def _attention(network_run: ForwardPass, original_run: Original, real: Tensor) -> float | None:
+def relative(a: Tensor, b: Tensor, valid: Tensor) -> float:
+    """The largest difference at valid tokens, relative to the largest entry there; infinite for NaN."""
+    difference = float((a - b)[valid].abs().max() / b[valid].abs().max().clamp(min=1e-300))
+    return math.inf if math.isnan(difference) else difference
+
+
+def _attention(network_run: ForwardPass, original_run: Original, valid: Tensor) -> float | None:
     """The largest difference of attention patterns in rows of valid tokens (padded columns are zero)."""
     if not original_run.attention:
         return None
-    rows = ~real[:, None, :, None]
+    rows = ~valid[:, None, :, None]
     pairs = zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
     differences = [float((a - b).masked_fill_(rows, 0.0).abs().max()) for a, b in pairs]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
-def _distance(first: Original, second: Original) -> float:
-    """Of the first sample, which has no padding: in float64, a window beyond which all is padding overflows
-    transformers' softmax in float32, and the whole sample becomes NaN."""
+def _own_rounding(first: Original, second: Original) -> float:
+    """The largest relative difference of two runs of the original in the first sample, which has no padding.
+
+    In float64, a window beyond which all is padding overflows transformers' softmax in float32, and the whole sample
+    becomes NaN."""
     pairs = [*zip(first.states, second.states, strict=True), (first.output, second.output)]
     return max(relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)
 
@@ -243,7 +362,19 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
         return False
     tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
     visible: dict[Any, Tensor] = {}
-    block_arguments = _block_arguments(family, core, n, wrapped)
+    blocks, block_arguments, ids = family.blocks(core), list[dict[str, Any]](), torch.ones(1, n, dtype=torch.long)
+
+    def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        block_arguments.append(kwargs)
+        return (hidden_states,) if wrapped else hidden_states
+
+    for block in blocks:
+        block.forward = note
+    try:
+        core(input_ids=ids, attention_mask=ids, use_cache=False, return_dict=True)
+    finally:
+        for block in dict.fromkeys(blocks):
+            del block.forward
     if not all({"attention_mask", "position_embeddings"} <= arguments.keys() for arguments in block_arguments):
         return False
     for layer, arguments in enumerate(block_arguments):
@@ -263,22 +394,3 @@ def _check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: b
             message += f" layer {layer + 1} of {name} ({family.name}) {what}"
             raise ParityError(f"{message}: {UNMAPPED}", subject="masks")
     return True
-
-
-def _block_arguments(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, Any]]:
-    """The keyword arguments of each block in a forward pass over n tokens that computes nothing else."""
-    blocks, recorded = family.blocks(core), []
-
-    def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        recorded.append(kwargs)
-        return (hidden_states,) if wrapped else hidden_states
-
-    for block in blocks:
-        block.forward = note
-    try:
-        ids = torch.ones(1, n, dtype=torch.long)
-        core(input_ids=ids, attention_mask=ids, use_cache=False, return_dict=True)
-    finally:
-        for block in dict.fromkeys(blocks):
-            del block.forward
-    return recorded

@@ -56,17 +56,17 @@ class RandomOrigin:
     seed: int
     init: str
 
-    def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
+    def encode(self, inputs: Inputs, max_length: int, padding: Tensor | None = None) -> Encoded:
         """Turn texts into tokens: their words under an embedding drawn from the network's seed."""
         if isinstance(inputs, Tensor):
             message = f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor"
             raise TokensError(message, subject="texts")
         texts = [inputs] if isinstance(inputs, str) else inputs
-        return Encoded(*word_tokens(texts, self.width, length, self.seed))
+        return Encoded(*word_tokens(texts, self.width, max_length, self.seed))
 
-    def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
+    def words(self, texts: Sequence[str], max_length: int) -> list[list[str]]:
         """The words of each text."""
-        return [split(text)[:length] for text in texts]
+        return [split(text)[:max_length] for text in texts]
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Return the fields from which the embedding can be drawn again; nothing is written."""
@@ -81,45 +81,34 @@ class RandomOrigin:
         return f"words of width {self.width}, seed {self.seed}"
 
 
-def untrained(
-    arch: Architecture,
-    name: str,
-    seed: int = 0,
-    init: str = "bert",
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
-) -> Transformer:
-    """Build a network of this architecture with random weights and a random embedding for text.
-
-    Args:
-        arch: The architecture.
-        name: What reports call the network.
-        seed: The seed of weights and embedding.
-        init: The initialisation scheme (`nets/tensors.py`).
-        dtype: The dtype of the weights.
-        device: Where the weights are.
-    """
-    net = Transformer.random(arch, seed=seed, init=init, dtype=dtype, device=device)
-    return replace(net, origin=RandomOrigin(name, arch.width, seed, init))
-
-
 def fresh(
     model: str | Architecture,
     seed: int = 0,
     init: str = "bert",
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
+    *,
+    name: str | None = None,
 ) -> Transformer:
-    """An architecture, or the one of that name, with untrained weights: N(0, 0.02), or as `init` says.
+    """Build a network with random weights, and a random embedding for text.
+
+    Args:
+        model: An architecture, or the name of one in `PRESETS`, case and hyphens forgiven.
+        seed: The seed of weights and embedding.
+        init: The initialisation scheme: "bert" draws weights from N(0, 0.02), others are in `nets/tensors.py`.
+        dtype: The dtype of the weights.
+        device: Where the weights are.
+        name: What reports call the network; the name of the preset if left out, or the size of the architecture.
 
     >>> fresh("bert-tiny").arch.layers
     2
     >>> fresh(Architecture(layers=3, width=8, heads=2)).words(["Call me Ishmael."])
     [['call', 'me', 'ishmael', '.']]
     """
-    if isinstance(model, Architecture):
-        return untrained(model, f"random {model.layers}x{model.width}", seed, init, dtype, device)
-    return untrained(preset(model), forgiven(model, PRESETS), seed, init, dtype, device)
+    arch = model if isinstance(model, Architecture) else preset(model)
+    name = name or (forgiven(model, PRESETS) if isinstance(model, str) else f"random {arch.layers}x{arch.width}")
+    net = Transformer.random(arch, seed=seed, init=init, dtype=dtype, device=device)
+    return replace(net, origin=RandomOrigin(name, arch.width, seed, init))
 
 
 def bundled_excerpts(words: int = 128) -> list[str]:
@@ -138,14 +127,14 @@ def split(text: str) -> list[str]:
 
 
 def word_tokens(
-    texts: Sequence[str], width: int, length: int = 128, seed: int = 0
+    texts: Sequence[str], width: int, max_length: int = 128, seed: int = 0
 ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"]]:
-    """(X, padding): the texts' words, cut to `length`, under a random embedding.
+    """(X, padding): the texts' words, cut to `max_length`, under a random embedding.
 
     word + position + segment, each N(0, 0.02), then LayerNorm: BERT's embedding at initialisation. A text's
     tokens do not depend on the texts beside it.
     """
-    lists = [split(text)[:length] for text in texts]
+    lists = [split(text)[:max_length] for text in texts]
     message = f"at least one text must hold a word; received {len(lists)} texts without any"
     require(any(lists), message, TokensError, "texts")
     generator = torch.Generator().manual_seed((STREAM + seed) % 2**32)
@@ -153,7 +142,7 @@ def word_tokens(
     def draw(rows: int) -> Tensor:
         return SPREAD * torch.randn(rows, width, generator=generator, dtype=torch.float64)
 
-    position, segment = draw(length), draw(1)
+    position, segment = draw(max_length), draw(1)
     longest = max(map(len, lists))
     X = torch.zeros(len(lists), longest, width, dtype=torch.float64)
     padding = torch.ones(len(lists), longest, dtype=torch.bool)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch import nn
 from rankscope.errors import FileError, RankscopeError, SourceError, require
 from rankscope.files import writable_folder
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.checkpoint import EAGER, CheckpointLocation, clear_errors, locate, quiet
+from rankscope.sources.checkpoint import EAGER, CheckpointLocation, HubOptions, clear_errors, hub_options, locate, quiet
 from rankscope.sources.families import Family, family_of
 from rankscope.sources.loading import load
 from rankscope.sources.streamed_checkpoint import ASKED
@@ -34,22 +34,22 @@ PER_LAYER = ("layer_types", "mlp_layer_types", "attention_layers", "no_rope_laye
 SAVE = "net.without(layers=...).save(folder) writes the network as it is"  # Where no model of transformers holds it
 
 
-def original(name: str, **options: Any) -> Any:
+def original(name: str, **options: Unpack[HubOptions]) -> Any:
     """The model of a checkpoint as transformers has it: in the dtype of its files, with the head for its task.
 
     Args:
         name: "minilm", a directory, or an id on the hub.
-        options: revision, cache_dir, token and such, as `load` takes them.
+        options: Those of `HubOptions`, as `load` takes them.
     """
-    location = locate(name, options)
+    location = locate(name, hub_options(options))
     with quiet(), clear_errors(location):
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(location.path_or_id, **location.options)
         classes = [getattr(transformers, kind, None) for kind in getattr(config, "architectures", None) or ()]
         kind: Any = next((kind for kind in classes if kind is not None), transformers.AutoModel)
-        options = {"dtype": "auto", "weights_only": True, **EAGER, **location.options}
-        return kind.from_pretrained(location.path_or_id, **options).eval()
+        settings = {"dtype": "auto", "weights_only": True, **EAGER, **location.options}
+        return kind.from_pretrained(location.path_or_id, **settings).eval()
 
 
 def _shortened(model: nn.Module, layers: Collection[int], family: str | Family | None) -> Any:
@@ -88,9 +88,9 @@ def _describe(config: Any, depth: int, kept: list[int]) -> None:
             setattr(config, name, [values[index] for index in kept])
     if hasattr(config, "attention_types"):  # GPT-Neo's, which `attention_layers` writes out
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
-    if hasattr(config, "decoder_sparse_step"):  # Qwen's: layers at every such step have experts, but for some
-        step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
-        config.mlp_only_layers = [new for new, old in enumerate(kept) if old in dense or (old + 1) % step]
+    if hasattr(config, "decoder_sparse_step"):  # Qwen's: every so many layers have experts, but for some
+        period, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
+        config.mlp_only_layers = [new for new, old in enumerate(kept) if old in dense or (old + 1) % period]
         config.decoder_sparse_step = 1
     if getattr(config, "first_k_dense_replace", None):  # DeepSeek's
         config.first_k_dense_replace = sum(index < config.first_k_dense_replace for index in kept)
@@ -181,7 +181,11 @@ def write_shortened(
             again = load(temporary, family=family, stream=False)
         except SourceError as error:
             raise SourceError(f"what is left cannot be loaded again ({error}): {SAVE}", subject="layers") from error
-        if _by_layer(again.arch) != _by_layer(cut.arch) or not _same_tensors(again, cut):
+        new, kept = again.state_dict(), cut.state_dict()
+        same = new.keys() == kept.keys() and all(
+            torch.allclose(new[name].double().cpu(), kept[name].double().cpu(), rtol=1e-6, atol=0) for name in new
+        )
+        if not same or _by_layer(again.arch) != _by_layer(cut.arch):
             message = f"a config of {short.config.model_type} must describe what is left without layers"
             listed = ", ".join(map(str, sorted(layers)))
             raise SourceError(f"{message} {listed}; it describes other layers: {SAVE}", subject="layers")
@@ -203,11 +207,3 @@ def _by_layer(arch: Architecture) -> Architecture:
         if repeated := getattr(arch, name):
             changes[name] = tuple(repeated[index % len(repeated)] for index in layers)
     return arch.replace(**changes)
-
-
-def _same_tensors(a: Transformer, b: Transformer) -> bool:
-    """True if two networks have the same tensors under the same names, as float64 numbers."""
-    ours, theirs = a.state_dict(), b.state_dict()
-    return ours.keys() == theirs.keys() and all(
-        torch.allclose(ours[name].double().cpu(), theirs[name].double().cpu(), rtol=1e-6, atol=0) for name in ours
-    )

@@ -1,8 +1,10 @@
-"""A checkpoint that stays in its files: a model of transformers on the meta device, filled block by block.
+"""A checkpoint that stays in its files: a model of transformers on the meta device, filled block by block, and the
+network that is made of it layer by layer.
 
 transformers itself says which tensors of the files are which of the model, and stacks, splits and renames
 them (experts that lie one by one in a file are one tensor in the model). A block is filled in float64, read,
-and emptied again; the table of words alone stays, in the dtype of its file.
+and emptied again; the table of words alone stays, in the dtype of its file. `load` opens it (`StreamedCheckpoint.of`)
+and asks for the checked network.
 """
 
 import copy
@@ -18,9 +20,38 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope.errors import FileError, SourceError
-from rankscope.sources.checkpoint import EAGER, SETTINGS, CheckpointLocation, checked, empty_model, quiet, read_config
+from rankscope.errors import FileError, SourceError, TooLargeError, require
+from rankscope.nets import (
+    FLOAT64_BYTES,
+    Architecture,
+    Layer,
+    LayerSource,
+    StreamedLayers,
+    Transformer,
+    assemble_layer,
+    assemble_stored,
+    check_device,
+    check_dtype,
+    digests,
+    format_bytes,
+    free_memory,
+)
+from rankscope.sources.canonical import refuse_other_depth, refuse_unfit, with_biases
+from rankscope.sources.checkpoint import (
+    EAGER,
+    SETTINGS,
+    CheckpointLocation,
+    checked,
+    clear_errors,
+    empty_model,
+    quiet,
+    read_config,
+    refuse_too_large,
+    to_be_dequantised,
+)
+from rankscope.sources.embedding import Embedding, tensors_of
 from rankscope.sources.families import Family, family_of
+from rankscope.sources.parity import Parity, check
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -63,11 +94,32 @@ class _Header:
         return torch.empty(self.shape, dtype=dtype, device="meta")
 
 
+def refuse_stream(stream: bool | None, name: str, why: str) -> None:
+    """Raise `SourceError` if `stream=True` was asked for and cannot be had, because `name` `why`."""
+    needed = "stream=True needs a checkpoint in safetensors, its weights ordinary numbers"
+    require(not stream, f"{needed}; {name} {why}: leave stream out", SourceError, "stream")
+
+
 class StreamedCheckpoint:
     """A model of transformers without numbers, and the files that have them.
 
-    `filled(block)` gives a block its numbers for a while; `running()` runs the original block by block.
+    `filled(block)` gives a block its numbers for a while; `running()` runs the original block by block; `checked`
+    gives the network, with its parity.
     """
+
+    @classmethod
+    def of(
+        cls, location: CheckpointLocation, family: str | Family | None, stream: bool | None
+    ) -> "StreamedCheckpoint | None":
+        """Open a checkpoint whose layers stay in their files; None where it can only be read whole."""
+        with quiet(), clear_errors(location):
+            files = weight_files(location)
+            if files:
+                refuse_too_large(location, whole=False)
+                if not to_be_dequantised(read_config(location, family)):
+                    return cls(location, files, family)
+            refuse_stream(stream, location.name, "has quantised ones" if files else "has none")
+            return None
 
     def __init__(self, location: CheckpointLocation, files: Sequence[str], family: str | Family | None) -> None:
         import transformers
@@ -99,6 +151,7 @@ class StreamedCheckpoint:
         self._paths = {id(part): path for path, part in model.named_modules()}
         self._random = {id(weight) for weight in model.parameters() if not weight.is_meta}
         """Those that the files lack, which transformers has drawn."""
+        self._seen: set[int] = set()  # Layers whose weights were checked to be finite and present
         self.words = self._fill_around()
 
     @cached_property
@@ -156,13 +209,13 @@ class StreamedCheckpoint:
         path = self._paths[id(self.core)]
         own_names = [name for name in self.model.state_dict() if not path or name.startswith(f"{path}.")]
         around = set(own_names) - inside
-        around |= {name_a for pair in ties.items() for name_a in pair if around & set(pair)}
+        around |= {end for pair in ties.items() for end in pair if around & set(pair)}
         has_words = hasattr(self.core, "get_input_embeddings") and not self.family.continuous_inputs
         words = self.core.get_input_embeddings() if has_words else None
         words = words if isinstance(words, nn.Embedding) else None
         if words is not None:
             name = f"{self._paths[id(words)]}.weight"
-            same = {name} | {name_a for pair in ties.items() for name_a in pair if name in pair}
+            same = {name} | {end for pair in ties.items() for end in pair if name in pair}
             keys = [key for item in same for key in self._sources.get(item, ())]
             around -= same
             with safe_open(self.files[keys[0]], "pt") as file:
@@ -235,6 +288,79 @@ class StreamedCheckpoint:
     def _before(self, block: nn.Module, args: Any) -> None:
         if "forward" not in vars(block):  # else it only notes what it is given
             self.fill(block)
+
+    def checked_network(
+        self, dtype: torch.dtype, device: torch.device | str, stream: bool | None
+    ) -> tuple[Transformer, Embedding, Parity]:
+        """The network in a dtype on a device, its embedding, and its parity, measured one layer at a time.
+
+        Layers are left in their files with `stream=True`, or if they do not fit into the memory that is free.
+        """
+        check_dtype(dtype)
+        check_device(device, dtype)
+        counts = [sum(weight.numel() for weight in part.parameters()) for part in (self.core, *self.blocks)]
+        bytes_needed = counts[0] * dtype.itemsize + max(counts[1:]) * FLOAT64_BYTES
+        bytes_free = free_memory(torch.device(device))
+        if bytes_free is not None and bytes_needed > bytes_free:
+            if stream is False:
+                sizes = f"{format_bytes(bytes_needed)} in {dtype}, and {format_bytes(bytes_free)} are free on {device}"
+                message = f"a network must fit into memory; {self.name} takes {sizes}: leave stream out"
+                raise TooLargeError(message, subject="memory")
+            stream = True
+        wide, _ = self._network(torch.float64, "cpu")
+        with self.running() as core:
+            parity = check(wide, self.family, core, self._around[2], self.name)
+        net, layers = self._network(dtype, device)
+        if stream:
+            layers.source.note = digests
+        return net if stream else net.held(), self._around[2], parity
+
+    @cached_property
+    @torch.no_grad()
+    def _around(self) -> tuple[Architecture, dict[str, Tensor], Embedding]:
+        """The architecture, of whose biases the first layer tells, the tensors of no layer, and the embedding."""
+        arch = self.family.architecture_of(self.core)
+        refuse_other_depth(arch, len(self.blocks), self.name)
+        with self.filled(self.blocks[0]) as first:
+            with Widened():
+                other_tensors, embedding = self.family.other_tensors(self.core), self.family.embedding(self.core)
+                layer = {f"layers.0.{name}": tensor for name, tensor in self.family.layer(first, arch).items()}
+            tensors = [*other_tensors.values(), *tensors_of(embedding).values()]
+            reason = f"layers that are read one at a time must each have their own weights; {self.name} shares some"
+            loaded = not any(tensor.is_meta for tensor in tensors)
+            require(loaded, f"{reason}: stream=False reads it whole", SourceError, "stream")
+            refuse_unfit(self.checkpoint, [*tensors, *layer.values()], self.name)
+        return with_biases(arch, layer), other_tensors, embedding
+
+    def _network(self, dtype: torch.dtype, device: torch.device | str) -> tuple[Transformer, StreamedLayers]:
+        """The network in a dtype on a device, its layers still in their files, and these layers."""
+        arch, others, _ = self._around
+        first = {id(block): index for index, block in reversed([*enumerate(self.blocks)])}
+        like = torch.empty(0, dtype=dtype, device=device)
+        source = LayerSource(lambda place: self._layer(place, like), like)
+        layers = StreamedLayers(source, [first[id(block)] for block in self.blocks])
+        others = {name: _copied(tensor, like) for name, tensor in others.items()}
+        return Transformer(arch, assemble_stored(arch, layers, others)), layers
+
+    @torch.no_grad()
+    def _layer(self, index: int, like: Tensor) -> Layer:
+        """Read one layer from its files, in the dtype and on the device of `like`."""
+        arch = self._around[0]
+        with self.filled(self.blocks[index]) as block:
+            with Widened():
+                tensors = self.family.layer(block, arch)
+            if index not in self._seen:
+                refuse_unfit(self.checkpoint, [*tensors.values()], self.name)
+                self._seen.add(index)
+        # The block holds them no more: what is copied is let go, tensor by tensor.
+        copies = {name: _copied(tensors.pop(name), like) for name in [*tensors]}
+        return assemble_layer(arch, index, copies)
+
+
+def _copied(tensor: Tensor, like: Tensor) -> Tensor:
+    """A contiguous copy that shares no memory with a file."""
+    copy = tensor.detach().to(like).contiguous()  # converted first: torch transposes fast within a dtype
+    return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
 
 class Widened(TorchFunctionMode):

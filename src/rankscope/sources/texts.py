@@ -64,45 +64,34 @@ class Excerpts(Iterator[str]):
         return self.split == "jsonl" or Path(name).suffix.lower() == ".jsonl"
 
     def _of_file(self, file: BinaryIO, name: str) -> Iterator[str]:
-        if self._is_json(name):
-            yield from self._fields(file, name)
-            return
+        json_lines = self._is_json(name)
         # A person at a terminal, or a program in a pipe, speaks in lines.
-        by_line = self.split == "line" or (self.split == "auto" and name == "-")
-        buffer, blank = _ExcerptBuffer(self.longest), True
-        for _, text, ends_line in self._pieces(file, _file_label(name)):
+        by_line = json_lines or self.split == "line" or (self.split == "auto" and name == "-")
+        room = LONGEST_JSON if json_lines else self.longest
+        buffer, blank, where = _ExcerptBuffer(room), True, ""
+        for line, text, ends_line in self._pieces(file, _file_label(name)):
             buffer.add(text)
             blank = blank and not text.strip()
-            if ends_line:
-                if by_line or blank:
-                    yield from self._done(buffer)
-                    buffer = _ExcerptBuffer(self.longest)
-                blank = True
-        yield from self._done(buffer)
-
-    def _done(self, buffer: "_ExcerptBuffer") -> Iterator[str]:
-        text = buffer.text()
-        if text:
-            self.cut += buffer.cut
-            yield text
-
-    def _fields(self, file: BinaryIO, name: str) -> Iterator[str]:
-        parts: list[str] = []
-        size, where = 0, ""
-        for line, text, ends_line in self._pieces(file, _file_label(name)):
-            parts.append(text)
-            size, where = size + len(text), f"{_file_label(name)}, line {line}"
-            if size > LONGEST_JSON:
+            where = f"{_file_label(name)}, line {line}" if json_lines else ""
+            if json_lines and buffer.cut:
                 message = f"{where}: a JSON line must be shorter than {LONGEST_JSON:,} characters"
                 raise FileError(f"{message}; this one is not: put one object on a line", subject="JSON line")
             if ends_line:
-                yield from self._field("".join(parts), where)
-                parts, size = [], 0
-        yield from self._field("".join(parts), where)
+                if by_line or blank:
+                    yield from self._done(buffer, where)
+                    buffer = _ExcerptBuffer(room)
+                blank = True
+        yield from self._done(buffer, where)
 
-    def _field(self, line: str, where: str) -> Iterator[str]:
-        if not line.strip():
-            return
+    def _done(self, buffer: "_ExcerptBuffer", where: str) -> Iterator[str]:
+        """The excerpt in a buffer, if there is any; of a JSON line, which is `where`, its field."""
+        if where and buffer.text():
+            buffer = self._field(buffer.text(), where)
+        if text := buffer.text():
+            self.cut += buffer.cut
+            yield text
+
+    def _field(self, line: str, where: str) -> "_ExcerptBuffer":
         expected = f"{where}: each line must be a JSON object; this one is"
         try:
             record = json.loads(line)
@@ -120,7 +109,7 @@ class Excerpts(Iterator[str]):
         buffer = _ExcerptBuffer(self.longest)
         # JSON can spell half a character (a lone surrogate), which no tokenizer takes.
         buffer.add(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-        yield from self._done(buffer)
+        return buffer
 
     def _pieces(self, file: BinaryIO, name: str) -> Iterator[tuple[int, str, bool]]:
         """(line number, text, whether the line ends there): lines, and a long line in pieces."""

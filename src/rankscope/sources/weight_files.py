@@ -19,7 +19,7 @@ from torch import Tensor
 from rankscope.errors import FileError
 from rankscope.sources.checkpoint import empty_model
 
-ENDINGS = (".ckpt", ".pt", ".pth")
+ENDINGS = (".ckpt", ".pt", ".pth")  # Of the names of files of weights
 STEPS = ("global_step", "iter_num", "step")  # what trainers call the step in a file
 WEIGHTS = ("state_dict", "model_state_dict", "model")  # what they call the weights
 WRAPPERS = re.compile(r"(^|\.)(_orig_mod|module|_fsdp_wrapped_module)(?=\.)")  # parts of names that wrappers add
@@ -54,7 +54,11 @@ def write_folder(path: Path, config: Path | None, folder: Path) -> None:
     from transformers import AutoConfig, GPT2Config
 
     content = _read(path)
-    weights = _weights(content, path)
+    held = next((content[name] for name in WEIGHTS if isinstance(content.get(name), Mapping)), content)
+    weights = {WRAPPERS.sub("", str(name)).lstrip("."): x for name, x in held.items() if isinstance(x, Tensor)}
+    if not weights:
+        expected = f"{path} must hold weights by name, or under {' or '.join(WEIGHTS)}"
+        raise FileError(f"{expected}; it holds {', '.join(map(str, content)) or 'nothing'}", subject=str(path))
     arguments = content.get("model_args")
     if isinstance(arguments, Mapping) and set(NANOGPT) <= set(arguments):
         described: Any = GPT2Config(
@@ -88,9 +92,9 @@ def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[st
         if name in names
     )
     if not before:
-        came = f"as {next(iter(weights), 'none')}"
         expected = f"{path} must hold weights of a {config.model_type}"
-        raise FileError(f"{expected}; none has such a name ({came}): give the config of its model", subject=str(path))
+        first = f"as {next(iter(weights), 'none')}"
+        raise FileError(f"{expected}; none has such a name ({first}): give the config of its model", subject=str(path))
     prefix = before.most_common(1)[0][0]
     shapes = {re.sub(r"\d+", "N", name) for name in names}
     unknown = [name[len(prefix) :] for name in weights if name.startswith(prefix) and name[len(prefix) :] not in names]
@@ -98,16 +102,6 @@ def _of_model(weights: Mapping[str, Tensor], config: Any, path: Path) -> dict[st
         sentence = f"{path} holds more layers than its config says, as {beyond}: give the config of its model"
         raise FileError(sentence, subject=str(path))
     return {name: weights[prefix + name] for name in names if prefix + name in weights}
-
-
-def _weights(content: Mapping[Any, Any], path: Path) -> dict[str, Tensor]:
-    """The weights in what a file holds, without the parts of their names that wrappers have added."""
-    held = next((content[name] for name in WEIGHTS if isinstance(content.get(name), Mapping)), content)
-    weights = {WRAPPERS.sub("", str(name)).lstrip("."): x for name, x in held.items() if isinstance(x, Tensor)}
-    if not weights:
-        expected = f"{path} must hold weights by name, or under {' or '.join(WEIGHTS)}"
-        raise FileError(f"{expected}; it holds {', '.join(map(str, content)) or 'nothing'}", subject=str(path))
-    return weights
 
 
 def _read(path: Path) -> Mapping[Any, Any]:
@@ -123,6 +117,6 @@ def _read(path: Path) -> Mapping[Any, Any]:
         reason = str(error).partition("\n")[0]
         raise FileError(f"{path} must be a file that torch.save wrote; {reason}", subject=str(path)) from error
     if not isinstance(content, Mapping):
-        came = f"it holds a {type(content).__name__}"
-        raise FileError(f"{path} must hold weights by name; {came}: save its state_dict", subject=str(path))
+        message = f"{path} must hold weights by name; it holds a {type(content).__name__}: save its state_dict"
+        raise FileError(message, subject=str(path))
     return content

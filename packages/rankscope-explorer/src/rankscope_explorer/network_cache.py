@@ -16,7 +16,7 @@ from typing import Any
 from rankscope.errors import SettingError, require, require_one_of
 from rankscope.nets import Architecture, Transformer
 from rankscope.remedies import REMEDIES, Remedy, remedy
-from rankscope.sources import is_drawn, named_network, untrained
+from rankscope.sources import fresh, is_drawn, named_network
 from rankscope.theory import WeightNorms
 from rankscope_explorer.controls import RANDOM, Controls, RandomShape
 
@@ -107,7 +107,7 @@ class NetworkCache:
         """The random network of a shape; when one is drawn, the one that was used longest ago is dropped."""
         key = shape.model_dump_json()
         if key not in self._random:
-            self._random[key] = untrained(shape.architecture(), RANDOM, shape.seed, shape.init)
+            self._random[key] = fresh(shape.architecture(), shape.seed, shape.init, name=RANDOM)
             while len(self._random) > MOST_RANDOM:
                 self._forget(self._random.popitem(last=False)[1])
             for dropped in [kept for kept in self._with_remedies if not self.holds(kept)]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rankscope.nets import Transformer
-from rankscope.sources import preset, untrained
+from rankscope.sources import fresh, preset
 from rankscope_studies import Setup, StudyResult, chosen
 from rankscope_studies.wu2024 import fig6
 from rankscope_studies.wu2024.networks import StudyInputs
@@ -12,7 +12,7 @@ from rankscope_studies.wu2024.networks import StudyInputs
 
 def tiny(name: str, device: str = "cpu") -> Transformer:
     """A preset, two layers deep and 16 wide."""
-    return untrained(preset(name).replace(layers=2, width=16, heads=2, mlp_width=32), name, device=device)
+    return fresh(preset(name).replace(layers=2, width=16, heads=2, mlp_width=32), device=device, name=name)
 
 
 SMALL = StudyInputs(fresh=tiny, trained=lambda setup: {}, samples=2, length=12)

@@ -4,12 +4,12 @@ import polars as pl
 import pytest
 
 from rankscope.nets import Architecture
-from rankscope.sources import bundled_excerpts, untrained
+from rankscope.sources import bundled_excerpts, fresh
 from rankscope_studies.wu2024 import fig8, networks
 
 
 def test_layer_norm_plateaus_only_with_dropout() -> None:
-    net = untrained(Architecture(layers=6, width=64, heads=2), "small")
+    net = fresh(Architecture(layers=6, width=64, heads=2), name="small")
     X = net.encode(bundled_excerpts(128)[:1], 24).X
     off, on = (
         networks.last(networks.collapse(net, X, "SAN + LN", "complete", dropout=dropout), "relative_mu")
@@ -19,7 +19,7 @@ def test_layer_norm_plateaus_only_with_dropout() -> None:
 
 
 def test_singular_values_are_all_there() -> None:
-    net = untrained(Architecture(layers=2, width=16, heads=2), "small")
+    net = fresh(Architecture(layers=2, width=16, heads=2), name="small")
     X = net.encode(bundled_excerpts(128)[:5], 12).X
     spectra = networks.spectrum(net, X, batch=2)
     assert len(spectra) == 5 * 3 * 12

@@ -11,33 +11,21 @@ from torch import nn
 
 from rankscope.errors import SourceError, one_of
 from rankscope.plugins import Group
-from rankscope.sources.families import (
-    bart,
-    bert,
-    deberta,
-    deepseek,
-    gpt,
-    llama,
-    mixtral,
-    plain_vit,
-    t5,
-    vit,
-    wav2vec2,
-    xlnet,
-)  # fmt: skip
+from rankscope.sources.families import bart, bert, gpt, llama, mixtral, plain_vit, relative, vit
 from rankscope.sources.families.family import Family, config_of
 from rankscope.sources.families.parts import Tensors, dense, heads_in, heads_out, norm
 
 SHIPPED = (
-    bert.Bert(), bert.Roberta(), bert.DistilBert(), bert.Albert(), xlnet.XLNet(), gpt.GPT2(), bart.OPT(), gpt.GPTNeoX(),
-    llama.Llama(), mixtral.Mixtral(), mixtral.Qwen3Next(), deepseek.DeepSeek(), llama.Phi3(), llama.Gemma2(),
-    llama.Gemma3(), t5.T5(), t5.T5Decoder(), bart.Bart(), bart.BartDecoder(), bart.Whisper(), bart.WhisperDecoder(),
-    vit.ViT(), vit.DinoV2(), bert.ModernBert(), vit.ClipText(), vit.ClipVision(), vit.SiglipText(), vit.SiglipVision(),
-    bert.Electra(), bert.MPNet(), bert.Esm(), deberta.DebertaV2(), gpt.Phi(), llama.Gemma(), llama.OLMo2(),
-    llama.Qwen2VL(), mixtral.GptOss(), t5.MT5(), t5.MT5Decoder(), bart.Marian(), bart.MarianDecoder(),
-    wav2vec2.Wav2Vec2(), vit.DinoV3(), bert.NomicBert(), deberta.Deberta(), llama.SmolLM3(), gpt.Bloom(), bart.M2M100(),
-    bart.M2M100Decoder(), bart.MBart(), bart.MBartDecoder(), bart.Pegasus(), bart.PegasusDecoder(), vit.DeiT(),
-    vit.DinoV2Registers(), gpt.GPTNeo(), gpt.GPTJ(), gpt.Falcon(), vit.AST(),
+    bert.Bert(), bert.Roberta(), bert.DistilBert(), bert.Albert(), relative.XLNet(), gpt.GPT2(), bart.OPT(),
+    gpt.GPTNeoX(), llama.Llama(), mixtral.Mixtral(), mixtral.Qwen3Next(), mixtral.DeepSeek(), llama.Phi3(),
+    llama.Gemma2(), llama.Gemma3(), relative.T5(), relative.T5Decoder(), bart.Bart(), bart.BartDecoder(),
+    bart.Whisper(), bart.WhisperDecoder(), vit.ViT(), vit.DinoV2(), bert.ModernBert(), vit.ClipText(), vit.ClipVision(),
+    vit.SiglipText(), vit.SiglipVision(), bert.Electra(), bert.MPNet(), bert.Esm(), relative.DebertaV2(), gpt.Phi(),
+    llama.Gemma(), llama.OLMo2(), llama.Qwen2VL(), mixtral.GptOss(), relative.MT5(), relative.MT5Decoder(),
+    bart.Marian(), bart.MarianDecoder(), bart.Wav2Vec2(), vit.DinoV3(), bert.NomicBert(), relative.Deberta(),
+    llama.SmolLM3(), gpt.Bloom(), bart.M2M100(), bart.M2M100Decoder(), bart.MBart(), bart.MBartDecoder(),
+    bart.Pegasus(), bart.PegasusDecoder(), vit.DeiT(), vit.DinoV2Registers(), gpt.GPTNeo(), gpt.GPTJ(), gpt.Falcon(),
+    vit.AST(),
 )  # fmt: skip
 FAMILIES: Group[Family] = Group("families", "a Family", lambda each: isinstance(each, Family))
 """Every family by name; of two that map one type of model, the first."""

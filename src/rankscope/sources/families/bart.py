@@ -1,11 +1,21 @@
-"""BART and its kin, Whisper and OPT among them: an encoder, and a decoder that attends to its output."""
+"""BART and its kin: an encoder, and a decoder that attends to its output; OPT is a decoder alone, Whisper's encoder and
+wav2vec 2.0 read sound."""
 
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import Embedding, SoundEmbedding
-from rankscope.sources.families.family import PRE, Family, after_padding
-from rankscope.sources.families.parts import convolution, layout, linear_weights, projections
+from rankscope.sources.embedding import Embedding, SoundEmbedding, WaveEmbedding
+from rankscope.sources.families.family import PRE, Family, activation, after_padding
+from rankscope.sources.families.parts import (
+    Tensors,
+    convolution,
+    layout,
+    linear_weights,
+    norm,
+    norm_weights,
+    projections,
+    without,
+)
 
 
 class Bart(Family):
@@ -18,7 +28,11 @@ class Bart(Family):
     parts: ClassVar = layout(
         "self_attn", "q_proj k_proj v_proj out_proj", norms="self_attn_layer_norm final_layer_norm", mlp="fc1 fc2"
     )
-    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding"}
+    embedding_parts: ClassVar = {
+        "words": "embed_tokens", "positions": "embed_positions", "norm": "layernorm_embedding",
+        "scale": "embed_tokens.embed_scale",
+    }  # fmt: skip
+    counts_padding = True
     fixed: ClassVar = {"norm_eps": 1e-5}  # of torch's LayerNorm
     reads: ClassVar = {"width": "d_model", "activation": "activation_function"}
 
@@ -29,96 +43,52 @@ class Bart(Family):
         decodes = {"mask": "causal", "cross_attention": True} if self.side == "decoder" else {}
         return self.described(config, **of_side, **decodes)
 
-    def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; positions count padding too."""
-        return self.text(model, scale=model.embed_tokens.embed_scale, by_column=True)
-
     def first_position(self, model: Any) -> int:
         """Positions start at row 2 of the table."""
         return int(model.embed_positions.offset)
 
 
-class BartDecoder(Bart):
-    """BART's decoder: causal, with cross-attention."""
-
-    name, side, inside = "bart_decoder", "decoder", "decoder"
-    parts: ClassVar = {
+DECODER: dict[str, Any] = {
+    "side": "decoder", "inside": "decoder",
+    "parts": {
         **Bart.parts,
         **projections("encoder_attn", "q_proj k_proj v_proj out_proj", "cross"),
         "cross_norm": "encoder_attn_layer_norm",
-    }
+    },
+}  # fmt: skip
+"""Where a decoder differs from its encoder."""
+TABLES = {"words": "embed_tokens", "positions": "embed_positions"}
+SINUSOIDAL: dict[str, Any] = {
+    "embedding_parts": {**TABLES, "scale": "embed_scale"}, "first_position": Family.first_position,
+    "computed": ("embed_positions.weight",),
+}  # fmt: skip
+"""Positions without a norm after them, which files may lack."""
+
+BartDecoder = Bart.like("bart_decoder", "BART's decoder: causal, with cross-attention.", **DECODER)
+Marian = Bart.like("marian", "Marian's encoder: post-norm, sinusoidal positions.", types=("marian",), **SINUSOIDAL)
+MarianDecoder = Marian.like("marian_decoder", "Marian's decoder: causal, with cross-attention.", **DECODER)
+MBart = Bart.like(
+    "mbart", "mBART's encoder: a BART encoder with norms before its branches and a last one.",
+    types=("mbart",), final_norm="layer_norm", fixed={**PRE, **Bart.fixed},
+)  # fmt: skip
+MBartDecoder = MBart.like("mbart_decoder", "mBART's decoder: causal, with cross-attention.", **DECODER)
+Pegasus = MBart.like("pegasus", "PEGASUS's encoder: pre-norm, sinusoidal positions.", types=("pegasus",), **SINUSOIDAL)
+PegasusDecoder = Pegasus.like("pegasus_decoder", "PEGASUS's decoder: causal, with cross-attention.", **DECODER)
+M2M100 = MBart.like(
+    "m2m_100", "The encoder of M2M-100 and NLLB: pre-norm, sinusoidal positions that count tokens alone.",
+    types=("m2m_100",), counts_padding=False, first_position=after_padding,
+    embedding_parts=without(Bart.embedding_parts, "norm") | {"positions": "embed_positions.weights"},
+)  # fmt: skip
+M2M100Decoder = M2M100.like(
+    "m2m_100_decoder", "The decoder of M2M-100 and NLLB: causal, with cross-attention.", **DECODER
+)
 
 
-class Marian(Bart):
-    """Marian's encoder: post-norm, sinusoidal positions."""
-
-    name, types = "marian", ("marian",)
-    computed = ("embed_positions.weight",)
-    embedding_parts: ClassVar = {"words": "embed_tokens", "positions": "embed_positions"}
-    first_position = Family.first_position
-
-    def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; positions count padding too."""
-        return self.text(model, scale=model.embed_scale, by_column=True)
-
-
-class MarianDecoder(BartDecoder, Marian):
-    """Marian's decoder: causal, with cross-attention."""
-
-    name = "marian_decoder"
-
-
-class MBart(Bart):
-    """mBART's encoder: a BART encoder with norms before its branches and a last one."""
-
-    name, types = "mbart", ("mbart",)
-    final_norm = "layer_norm"
-    fixed: ClassVar = {**PRE, **Bart.fixed}
-
-
-class MBartDecoder(BartDecoder, MBart):
-    """mBART's decoder: causal, with cross-attention."""
-
-    name = "mbart_decoder"
-
-
-class Pegasus(MBart):
-    """PEGASUS's encoder: pre-norm, sinusoidal positions."""
-
-    name, types, computed = "pegasus", ("pegasus",), Marian.computed
-    embedding_parts = Marian.embedding_parts
-    embedding, first_position = Marian.embedding, Marian.first_position
-
-
-class PegasusDecoder(BartDecoder, Pegasus):
-    """PEGASUS's decoder: causal, with cross-attention."""
-
-    name = "pegasus_decoder"
-
-
-class M2M100(MBart):
-    """The encoder of M2M-100 and NLLB: pre-norm, sinusoidal positions that count tokens alone."""
-
-    name, types = "m2m_100", ("m2m_100",)
-    embedding_parts: ClassVar = {"words": "embed_tokens"}
-    first_position = after_padding
-
-    def embedding(self, model: Any) -> Embedding:
-        """Words may be scaled; positions are no table of a module."""
-        positions = model.embed_positions.weights[self.first_position(model) :]
-        return self.text(model, scale=model.embed_tokens.embed_scale, positions=positions)
-
-
-class M2M100Decoder(BartDecoder, M2M100):
-    """The decoder of M2M-100 and NLLB: causal, with cross-attention."""
-
-    name = "m2m_100_decoder"
-
-
-class Whisper(MBart):
+class Whisper(Bart):
     """Whisper's encoder of mel spectra."""
 
-    name, types = "whisper", ("whisper",)
+    name, types, final_norm = "whisper", ("whisper",), "layer_norm"
+    fixed: ClassVar = {**PRE, **Bart.fixed}
     continuous_inputs, input_name = True, "input_features"
 
     def embedding(self, model: Any) -> Embedding:
@@ -127,20 +97,18 @@ class Whisper(MBart):
         return SoundEmbedding(convolution(model.conv1), convolution(model.conv2), positions)
 
 
-class WhisperDecoder(BartDecoder, Whisper):
-    """Whisper's decoder: causal, with cross-attention."""
-
-    name, continuous_inputs = "whisper_decoder", False
-    embedding_parts = Marian.embedding_parts
-    embedding, first_position = Family.text, Family.first_position
+WhisperDecoder = MBart.like(
+    "whisper_decoder", "Whisper's decoder: causal, with cross-attention.", types=("whisper",), **DECODER,
+    embedding_parts=TABLES, counts_padding=False, first_position=Family.first_position,
+)  # fmt: skip
 
 
 class OPT(Bart):
     """OPT: causal, with learned positions."""
 
     name, types = "opt", ("opt",)
-    side, inside, final_norm = "", "decoder", "final_layer_norm"
-    embedding_parts = Marian.embedding_parts
+    side, inside, final_norm, counts_padding = "", "decoder", "final_layer_norm", False
+    embedding_parts: ClassVar = {**TABLES, "before": "project_in"}
     fixed: ClassVar = {"mask": "causal", **Bart.fixed}
     reads: ClassVar = {
         "mlp_width": "ffn_dim", "activation": "activation_function",
@@ -153,6 +121,42 @@ class OPT(Bart):
         """A narrow embedding comes with a projection back to it."""
         return model.project_out is None
 
+
+class Wav2Vec2(Family):
+    """wav2vec 2.0 and HuBERT, post-norm or (the large ones) pre-norm, on samples of sound without padding."""
+
+    name, types = "wav2vec2", ("wav2vec2", "hubert")
+    continuous_inputs, input_name, stack = True, "input_values", "encoder.layers"
+    parts: ClassVar = layout(
+        "attention", "q_proj k_proj v_proj out_proj", norms="layer_norm final_layer_norm",
+        mlp="feed_forward.intermediate_dense feed_forward.output_dense",
+    )  # fmt: skip
+    reads: ClassVar = {
+        "norm_place": lambda config: "pre" if config.do_stable_layer_norm else "post",
+        "final_norm": "do_stable_layer_norm",
+    }
+    only: ClassVar = {"adapter_attn_dim": None, "conv_pos_batch_norm": False}
+
+    def other_tensors(self, model: Any) -> Tensors:
+        """The encoder's norm, where it comes last."""
+        return norm("final_norm", model.encoder.layer_norm) if model.config.do_stable_layer_norm else {}
+
     def embedding(self, model: Any) -> Embedding:
-        """Words, widened where they are narrow, and positions."""
-        return self.text(model, before=linear_weights(model.project_in))
+        """All before the first block; the encoder's norm too, where it comes first."""
+        config, layers, project = model.config, model.feature_extractor.conv_layers, model.feature_projection
+        into: Any = linear_weights(project.projection)
+        return WaveEmbedding(
+            convolutions=tuple(convolution(layer.conv) for layer in layers),
+            norms=tuple(norm_weights(getattr(layer, "layer_norm", None)) for layer in layers),
+            by_channel=config.feat_extract_norm == "group",
+            activation=activation(config.feat_extract_activation),
+            into_norm=norm_weights(getattr(project, "layer_norm", None)),
+            into=into,
+            position_convolution=convolution(model.encoder.pos_conv_embed.conv),
+            norm=None if config.do_stable_layer_norm else norm_weights(model.encoder.layer_norm),
+            norm_eps=config.layer_norm_eps,
+        )
+
+    def output(self, model: Any) -> bool:
+        """An adapter may shorten what comes out."""
+        return getattr(model, "adapter", None) is None

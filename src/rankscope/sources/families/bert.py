@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import PRE, Family, after_padding
-from rankscope.sources.families.parts import Tensors, layout, linear_weights, norm_weights, projections, without
+from rankscope.sources.families.parts import Tensors, layout, projections, without
 from rankscope.sources.families.rotary import angles, masks, rotary
 
 
@@ -29,34 +29,24 @@ class Bert(Family):
     only: ClassVar = {"add_cross_attention": False}
 
 
-class Roberta(Bert):
-    """RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions."""
-
-    name, types = "roberta", ("roberta", "xlm-roberta", "camembert")
-    first_position = after_padding
-
-
-class Electra(Bert):
-    """ELECTRA, as an encoder or as a decoder."""
-
-    name, types = "electra", ("electra",)
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """BERT's; a narrow one is normalised, then widened."""
-        return self.text(model, after=linear_weights(getattr(model, "embeddings_project", None)))
+Roberta = Bert.like(
+    "roberta", "RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions.",
+    types=("roberta", "xlm-roberta", "camembert"), first_position=after_padding,
+)  # fmt: skip
+Electra = Bert.like(
+    "electra", "ELECTRA, as an encoder or as a decoder.", types=("electra",),
+    embedding_parts={**Bert.embedding_parts, "after": "embeddings_project or none"},
+)  # fmt: skip
 
 
-class DistilBert(Family):
-    """DistilBERT: a BERT without segments."""
-
-    name, types = "distilbert", ("distilbert",)
-    stack = "transformer.layer"
-    parts: ClassVar = layout(
-        "attention", "q_lin k_lin v_lin out_lin", norms="sa_layer_norm output_layer_norm", mlp="ffn.lin1 ffn.lin2"
-    )
-    embedding_parts: ClassVar = without(Bert.embedding_parts, "segment")
-    fixed: ClassVar = {"norm_eps": 1e-12}
-    reads: ClassVar = {"mlp_width": "hidden_dim", "activation": "activation"}
+DistilBert = Family.like(
+    "distilbert", "DistilBERT: a BERT without segments.", types=("distilbert",), stack="transformer.layer",
+    parts=layout(
+        "attention", "q_lin k_lin v_lin out_lin", norms="sa_layer_norm output_layer_norm", mlp="ffn.lin1 ffn.lin2",
+    ),
+    embedding_parts=without(Bert.embedding_parts, "segment"), fixed={"norm_eps": 1e-12},
+    reads={"mlp_width": "hidden_dim", "activation": "activation"},
+)  # fmt: skip
 
 
 class Albert(Family):
@@ -66,7 +56,7 @@ class Albert(Family):
     parts: ClassVar = layout(
         "attention", "query key value dense", norms="attention.LayerNorm full_layer_layer_norm", mlp="ffn ffn_output"
     )
-    embedding_parts = Bert.embedding_parts
+    embedding_parts: ClassVar = {**Bert.embedding_parts, "after": "encoder.embedding_hidden_mapping_in"}
     reads: ClassVar = {
         "layers": lambda config: config.num_hidden_layers * config.inner_group_num,
         "shared": lambda config: config.num_hidden_groups == config.inner_group_num == 1,  # one layer to share
@@ -78,10 +68,6 @@ class Albert(Family):
         per_group = config.num_hidden_layers / config.num_hidden_groups
         order = [groups[int(index / per_group)] for index in range(config.num_hidden_layers)]
         return [block for group in order for block in group.albert_layers]
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """The narrow embedding is normalised, then widened."""
-        return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
 
 
 class MPNet(Family):
@@ -109,7 +95,11 @@ class Esm(Bert):
     name, types = "esm", ("esm",)
     final_norm = "encoder.emb_layer_norm_after"
     parts: ClassVar = {**Bert.parts, "attention_norm": "attention.LayerNorm", "mlp_norm": "LayerNorm"}
-    embedding_parts: ClassVar = {"words": "embeddings.word_embeddings"}
+    embedding_parts: ClassVar = {
+        "words": "embeddings.word_embeddings",
+        "positions": "embeddings.position_embeddings or none",
+        "norm": "embeddings.layer_norm",
+    }
     fixed: ClassVar = {**PRE, "activation": "gelu"}  # its code reads no other
     only: ClassVar = {"add_cross_attention": False, "is_folding_model": False}
     first_position = after_padding
@@ -128,41 +118,33 @@ class Esm(Bert):
 
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by how many of a sample are masked; positions and a norm where the model has them."""
-        parts, config = model.embeddings, model.config
-        more: dict[str, Any] = {"mask_id": config.mask_token_id if config.token_dropout else None}
-        if config.position_embedding_type == "absolute":
-            more["positions"] = parts.position_embeddings.weight.detach()[self.first_position(model) :]
-        if parts.layer_norm is not None:
-            more |= {"norm": norm_weights(parts.layer_norm), "norm_eps": parts.layer_norm.eps}
-        return self.text(model, **more)
+        config = model.config
+        return self.text(model, mask_id=config.mask_token_id if config.token_dropout else None)
 
 
-class NomicBert(Family):
-    """Nomic BERT (nomic-embed-text): post-norm, without biases outside of norms."""
-
-    name, types, stack = "nomic_bert", ("nomic_bert",), "layers"
-    parts: ClassVar = layout(
+NomicBert = Family.like(
+    "nomic_bert", "Nomic BERT (nomic-embed-text): post-norm, without biases outside of norms.", types=("nomic_bert",),
+    stack="layers",
+    parts=layout(
         "self_attn", "q_proj k_proj v_proj o_proj", norms="post_attention_layernorm post_mlp_layernorm",
         mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
-    )  # fmt: skip
-    embedding_parts: ClassVar = without(Bert.embedding_parts, "positions")
-    fixed: ClassVar = {"mlp": "gated"}
-    reads: ClassVar = {"head_width": "head_dim"}
-    further = (rotary,)
+    ),
+    embedding_parts=without(Bert.embedding_parts, "positions"), fixed={"mlp": "gated"},
+    reads={"head_width": "head_dim"}, further=(rotary,),
+)  # fmt: skip
 
 
-class ModernBert(Family):
-    """ModernBERT. Wi is what the activation takes, then the other."""
-
-    name, types = "modernbert", ("modernbert",)
-    stack, final_norm = "layers", "final_norm"
-    parts: ClassVar = {
-        **projections("attn", "Wqkv Wo"), "attention_norm": "attn_norm",
-        "mlp.gate, mlp.up": "mlp.Wi", "mlp.down": "mlp.Wo", "mlp_norm": "mlp_norm",
-    }  # fmt: skip
-    embedding_parts: ClassVar = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
-    fixed: ClassVar = {**PRE, "mlp": "gated", "bare_layers": (0,)}  # the first reads the embedding, normed already
-    reads: ClassVar = {
+ModernBert = Family.like(
+    "modernbert", "ModernBERT. Wi is what the activation takes, then the other.", types=("modernbert",),
+    stack="layers", final_norm="final_norm",
+    parts={
+        **projections("attn", "Wqkv Wo"), "attention_norm": "attn_norm", "mlp.gate, mlp.up": "mlp.Wi",
+        "mlp.down": "mlp.Wo", "mlp_norm": "mlp_norm",
+    },
+    embedding_parts={"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"},
+    fixed={**PRE, "mlp": "gated", "bare_layers": (0,)},  # the first reads the embedding, normed already
+    reads={
         "activation": "hidden_activation", "norm_eps": "norm_eps", "mask": lambda config: masks(config, "complete"),
-    }  # fmt: skip
-    further = (rotary,)
+    },
+    further=(rotary,),
+)  # fmt: skip

@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from inspect import signature
-from operator import attrgetter
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -34,7 +33,16 @@ from torch import Tensor, nn
 from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, TextEmbedding
-from rankscope.sources.families.parts import ModulePaths, Tensors, norm, norm_weights, read_block
+from rankscope.sources.families.parts import (
+    ModulePaths,
+    Tensors,
+    find,
+    image_embedding,
+    norm,
+    read_block,
+    scaled,
+    text_embedding,
+)
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -67,7 +75,8 @@ class Family:
     stack: ClassVar[str]  # Dotted path of the list of blocks
     parts: ClassVar[ModulePaths]
     """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix;
-    "attention.query | attention.key": head by head, of each head first the query, then the key."""
+    "attention.query | attention.key": head by head, of each head first the query, then the key. A path may be
+    "mlp.fc1 or mlp.up_proj", the first of them that there is, and "q_norm or none", which blocks may lack."""
     fixed: ClassVar[Mapping[str, Any]] = {}  # Fields of `Architecture` that are the same in all models
     reads: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {}
     """What configs call the fields of `Architecture` that they say, by our names, where unlike `USUAL`; or a function
@@ -76,7 +85,11 @@ class Family:
     """Functions that find several fields in a config, as those of `rotary.py`."""
     only: ClassVar[Mapping[str, Any]] = {}  # Fields of configs that are mapped with this value alone
     embedding_parts: ClassVar[ModulePaths]
-    """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
+    """Dotted paths of the parts of the embedding: of text its `words` and, as far as the model has them, `positions`,
+    `segment`, `norm`, `scale`, and the maps `before` and `after`; of images what `image_embedding` reads."""
+    counts_padding: ClassVar[bool] = False  # True if positions of text count padded tokens as well
+    gain_at_zero: ClassVar[float] = 0.0  # What norms multiply by where their weight is 0: 1 in Gemma
+    scales: ClassVar[ModulePaths] = {}  # Dotted paths, in a block, of what multiplies the output of a part
     final_norm: ClassVar[str] = ""  # Dotted path of the last norm; empty where there is none
     inside: ClassVar[str] = ""
     """The attribute of a larger model (encoder and decoder, text and images) that holds this network."""
@@ -85,6 +98,12 @@ class Family:
     ] = ()  # Ends of the names of tensors that files may lack: the model computes them
     tiny_fields: ClassVar[Mapping[str, tuple[str, Mapping[str, Any]]] | None] = None
     """Small configs, by label (config class of transformers, fields); if left out, those of `data/tiny_models.json`."""
+
+    @classmethod
+    def like(cls, name: str, says: str, **fields: Any) -> "type[Family]":
+        """A family of this name whose models are built as those of this one, but for `fields`, which are attributes of
+        the class; `says` is its docstring."""
+        return type(name, (cls,), {"name": name, "__doc__": says, "__module__": cls.__module__, **fields})
 
     def core(self, model: nn.Module) -> Any:
         """The model without task heads (`base_model`), and of a larger one the part `inside` it."""
@@ -161,15 +180,15 @@ class Family:
 
     def blocks(self, model: Any) -> list[Any]:
         """The blocks in the order they are applied; one may come several times."""
-        return list(attrgetter(self.stack)(model))
+        return list(find(model, self.stack))
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
-        return read_block(block, self.paths(arch), arch)
-
-    def paths(self, arch: Architecture) -> ModulePaths:
-        """The paths of `parts`, and of parts that blocks of this architecture alone have."""
-        return self.parts
+        """The tensors of one block, by the names of `nets.layer_shapes`."""
+        tensors = read_block(block, self.parts, arch, self.gain_at_zero)
+        for part, path in self.scales.items():
+            if (scale := find(block, path)) is not None:
+                tensors = scaled(tensors, part, scale)
+        return tensors
 
     def tensors(self, model: Any, arch: Architecture) -> Tensors:
         """Every tensor of the canonical network; a block that comes several times keeps one set of them."""
@@ -182,19 +201,12 @@ class Family:
 
     def embedding(self, model: Any) -> Embedding:
         """The embedding: what turns the model's inputs into tokens of layer 0."""
-        return self.text(model)
+        return image_embedding(model, self.embedding_parts) if self.continuous_inputs else self.text(model)
 
     def text(self, model: Any, **more: Any) -> TextEmbedding:
-        """The embedding of token ids, from `embedding_parts` and the fields of `more`; the segment is 0."""
-        tensors = {name: attrgetter(path)(model) for name, path in self.embedding_parts.items()}
-        if "positions" in tensors:
-            more["positions"] = tensors["positions"].weight.detach()[self.first_position(model) :]
-        if "segment" in tensors:
-            more["segment"] = tensors["segment"].weight.detach()[0]
-        if "norm" in tensors:
-            eps = getattr(tensors["norm"], "eps", None) or tensors["norm"].variance_epsilon  # DeBERTa's own norm
-            more |= {"norm": norm_weights(tensors["norm"]), "norm_eps": eps}
-        return TextEmbedding(words=tensors["words"].weight.detach(), **more)
+        """The embedding of token ids, from `embedding_parts` and the fields of `more`."""
+        more.setdefault("by_column", self.counts_padding)
+        return text_embedding(model, self.embedding_parts, self.first_position(model), **more)
 
     def first_position(self, model: Any) -> int:
         """The row of the position table that the first token has."""
@@ -202,8 +214,8 @@ class Family:
 
     def other_tensors(self, model: Any) -> Tensors:
         """Tensors that belong to no block: the last norm, where there is one."""
-        last = attrgetter(self.final_norm)(model) if self.final_norm else None
-        return {} if last is None else norm("final_norm", last)
+        last = find(model, self.final_norm or "none")
+        return {} if last is None else norm("final_norm", last, self.gain_at_zero)
 
     def prepare_for_float64(self, model: Any) -> Any:
         """Change a copy of the model so that parts which only run in float32 run in float64."""
@@ -212,22 +224,6 @@ class Family:
     def output(self, model: Any) -> bool:
         """True if the model's `last_hidden_state` is the network's output (OPT may project it further)."""
         return True
-
-
-class GainsFromOne(Family):
-    """A family whose norms multiply by 1 + weight: its gains are one plus weight."""
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The tensors of one block."""
-        return _one_added(super().layer(block, arch))
-
-    def other_tensors(self, model: Any) -> Tensors:
-        """The tensors outside the blocks."""
-        return _one_added(super().other_tensors(model))
-
-
-def _one_added(tensors: Tensors) -> Tensors:
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}
 
 
 def usual_head_width(config: Any) -> int:

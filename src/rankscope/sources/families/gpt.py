@@ -7,8 +7,8 @@ from torch import nn
 
 from rankscope.errors import SourceError, require_one_of
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import CAUSAL, Family, usual_head_width
-from rankscope.sources.families.parts import ModulePaths, Tensors, layout, projections, read_block, scaled
+from rankscope.sources.families.family import CAUSAL, PRE, Family, usual_head_width
+from rankscope.sources.families.parts import Tensors, layout, projections, scaled
 from rankscope.sources.families.rotary import angles, partly_rotary, rotary
 
 
@@ -38,25 +38,24 @@ class GPT2(Family):
         return model
 
 
-class GPTNeo(Family):
-    """GPT-Neo: causal, pre-norm, with scores that are not divided."""
+def local_masks(config: Any) -> str:
+    """GPT-Neo's mask of each layer; a local one sees its own token and those before it, a window of them."""
+    known = {"global": "causal", "local": f"causal&window:{config.window_size - 1}"}
+    for kind in config.attention_layers:
+        require_one_of("kind of attention", kind, known, SourceError, "attention_types")
+    return ";".join(known[kind] for kind in config.attention_layers)
 
-    name, types = "gpt_neo", ("gpt_neo",)
-    stack, final_norm = "h", "ln_f"
-    parts: ClassVar = layout(
-        "attn.attention", "q_proj k_proj v_proj out_proj", norms="ln_1 ln_2", mlp="mlp.c_fc mlp.c_proj"
-    )
-    embedding_parts = GPT2.embedding_parts
-    fixed: ClassVar = {**CAUSAL, "divisor": 1.0}
-    reads = GPT2.reads
 
-    def architecture(self, config: Any) -> Architecture:
-        """A local layer sees its own token and those before it, a window of them."""
-        known = {"global": "causal", "local": f"causal&window:{config.window_size - 1}"}
-        for kind in config.attention_layers:
-            require_one_of("kind of attention", kind, known, SourceError, "attention_types")
-        mask = ";".join(known[kind] for kind in config.attention_layers)
-        return self.described(config, mask=mask, mlp_width=config.intermediate_size or 4 * config.hidden_size)
+GPTNeo = Family.like(
+    "gpt_neo", "GPT-Neo: causal, pre-norm, with scores that are not divided.", types=("gpt_neo",), stack="h",
+    final_norm="ln_f",
+    parts=layout("attn.attention", "q_proj k_proj v_proj out_proj", norms="ln_1 ln_2", mlp="mlp.c_fc mlp.c_proj"),
+    embedding_parts=GPT2.embedding_parts, fixed={**PRE, "divisor": 1.0},
+    reads={
+        **GPT2.reads, "mask": local_masks,
+        "mlp_width": lambda config: config.intermediate_size or 4 * config.hidden_size,
+    },
+)  # fmt: skip
 
 
 class GPTJ(Family):
@@ -85,19 +84,16 @@ class GPTJ(Family):
         return model
 
 
-class GPTNeoX(Family):
-    """GPT-NeoX with parallel or serial branches."""
-
-    name, types = "gpt_neox", ("gpt_neox",)
-    stack, final_norm = "layers", "final_layer_norm"
-    parts: ClassVar[ModulePaths] = layout(
+GPTNeoX = Family.like(
+    "gpt_neox", "GPT-NeoX with parallel or serial branches.", types=("gpt_neox",), stack="layers",
+    final_norm="final_layer_norm",
+    parts=layout(
         "attention", "query_key_value dense", norms="input_layernorm post_attention_layernorm",
         mlp="mlp.dense_h_to_4h mlp.dense_4h_to_h", joined=" | ",
-    )  # fmt: skip
-    embedding_parts: ClassVar = {"words": "embed_in"}
-    fixed: ClassVar = CAUSAL
-    reads: ClassVar = {"parallel": "use_parallel_residual"}
-    further = (partly_rotary,)
+    ),
+    embedding_parts={"words": "embed_in"}, fixed=CAUSAL, reads={"parallel": "use_parallel_residual"},
+    further=(partly_rotary,),
+)  # fmt: skip
 
 
 class Bloom(Family):
@@ -127,8 +123,10 @@ class Falcon(Family):
     stack, final_norm = "h", "ln_f"
     parts: ClassVar = {
         "attention.output": "self_attention.dense",
+        "attention_norm": "ln_attn or input_layernorm",
         "mlp.up": "mlp.dense_h_to_4h",
         "mlp.down": "mlp.dense_4h_to_h",
+        "mlp_norm": "ln_mlp or post_attention_layernorm or input_layernorm",
     }
     embedding_parts: ClassVar = {"words": "word_embeddings"}
     fixed: ClassVar = CAUSAL
@@ -142,9 +140,7 @@ class Falcon(Family):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Fused by group: its queries, its key, its value."""
-        first = "ln_attn" if hasattr(block, "ln_attn") else "input_layernorm"
-        last = "ln_mlp" if hasattr(block, "ln_mlp") else first if arch.parallel else "post_attention_layernorm"
-        tensors = read_block(block, {**self.parts, "attention_norm": first, "mlp_norm": last}, arch)
+        tensors = super().layer(block, arch)
         for kind, fused in block.self_attention.query_key_value.named_parameters():
             by_group = fused.unflatten(0, (arch.key_heads, -1, arch.head_width))
             parts = {"query": by_group[:, :-2].flatten(0, 1), "key": by_group[:, -2], "value": by_group[:, -1]}
@@ -159,16 +155,12 @@ class Falcon(Family):
         return model
 
 
-class Phi(Family):
-    """Phi 1, 1.5 and 2, whose heads are rotated in part."""
-
-    name, types = "phi", ("phi",)
-    stack, final_norm = "layers", "final_layernorm"
-    parts: ClassVar = layout(
-        "self_attn", "q_proj k_proj v_proj dense", norms="input_layernorm input_layernorm", mlp="mlp.fc1 mlp.fc2"
-    )
-    embedding_parts: ClassVar = {"words": "embed_tokens"}
-    fixed: ClassVar = {**CAUSAL, "parallel": True}
-    reads: ClassVar = {"key_heads": "num_key_value_heads"}
-    further = (partly_rotary,)
-    only: ClassVar = {"qk_layernorm": False}
+Phi = Family.like(
+    "phi", "Phi 1, 1.5 and 2, whose heads are rotated in part.", types=("phi",), stack="layers",
+    final_norm="final_layernorm",
+    parts=layout(
+        "self_attn", "q_proj k_proj v_proj dense", norms="input_layernorm input_layernorm", mlp="mlp.fc1 mlp.fc2",
+    ),
+    embedding_parts={"words": "embed_tokens"}, fixed={**CAUSAL, "parallel": True},
+    reads={"key_heads": "num_key_value_heads"}, further=(partly_rotary,), only={"qk_layernorm": False},
+)  # fmt: skip

@@ -4,12 +4,10 @@ import math
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Linear
-from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import PRE, Family, GainsFromOne, refuse_others, usual_head_width
+from rankscope.sources.families.family import PRE, Family, refuse_others, usual_head_width
 from rankscope.sources.families.parts import ModulePaths, Tensors, heads_in, layout, matrix, without
 from rankscope.sources.families.rotary import masks, partly_rotary, rotary, sliding
 
-QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 WITHOUT_WINDOWS = ("llama", "gemma", "olmo2", "qwen3_vl_text")  # Types whose code reads no window
 
 
@@ -28,10 +26,11 @@ class Llama(Family):
     types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "mistral3", "ministral3", "qwen2", "qwen3")
     inside = "language_model"  # of Mistral 3, which sees images too
     stack, final_norm = "layers", "norm"
-    parts: ClassVar[ModulePaths] = layout(
-        "self_attn", "q_proj k_proj v_proj o_proj",
-        norms="input_layernorm post_attention_layernorm", mlp="mlp.gate_proj mlp.up_proj mlp.down_proj",
-    )  # fmt: skip
+    parts: ClassVar[ModulePaths] = {
+        **layout("self_attn", "q_proj k_proj v_proj o_proj", norms="input_layernorm post_attention_layernorm",
+                 mlp="mlp.gate_proj mlp.up_proj mlp.down_proj"),
+        "attention.query_norm": "self_attn.q_norm or none", "attention.key_norm": "self_attn.k_norm or none",
+    }  # fmt: skip
     embedding_parts: ClassVar = {"words": "embed_tokens"}
     fixed: ClassVar[dict[str, Any]] = {**PRE, "mlp": "gated", "norm": "rms"}
     reads: ClassVar = {
@@ -49,10 +48,6 @@ class Llama(Family):
         grows = config.rope_parameters["original_max_position_embeddings"]  # beyond it, queries grow with position
         return arch.replace(rotary_reach=min(arch.rotary_reach or grows, grows))
 
-    def paths(self, arch: Architecture) -> ModulePaths:
-        """With norms on queries and keys, where there are any."""
-        return {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}
-
 
 class SmolLM3(Llama):
     """SmolLM3, of whose layers every fourth has no positions."""
@@ -69,22 +64,20 @@ class SmolLM3(Llama):
         )
 
 
-class Qwen2VL(Llama):
-    """The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL on text alone, where its three kinds of positions are one."""
-
-    name = "qwen2_vl"
-    types = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text")
-
-
-class OLMo2(Llama):
-    """OLMo 2 and 3 (windows in most layers), whose queries and keys go through one norm of all heads together."""
-
-    name, types = "olmo2", ("olmo2", "olmo3")
-    parts: ClassVar = without(Llama.parts, "attention_norm", "mlp_norm") | {
-        "attention_after": "post_attention_layernorm",
-        "mlp_after": "post_feedforward_layernorm",
-    }
-    fixed: ClassVar = {**Llama.fixed, "norm_place": "output", "query_norm": True, "query_norm_across": True}
+Qwen2VL = Llama.like(
+    "qwen2_vl",
+    "The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL on text alone, where its three kinds of positions are one.",
+    types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text"),
+)
+OLMo2 = Llama.like(
+    "olmo2",
+    "OLMo 2 and 3 (windows in most layers), whose queries and keys go through one norm of all heads together.",
+    types=("olmo2", "olmo3"),
+    parts=without(Llama.parts, "attention_norm", "mlp_norm") | {
+        "attention_after": "post_attention_layernorm", "mlp_after": "post_feedforward_layernorm",
+    },
+    fixed={**Llama.fixed, "norm_place": "output", "query_norm": True, "query_norm_across": True},
+)  # fmt: skip
 
 
 class Phi3(Llama):
@@ -106,11 +99,12 @@ class Phi3(Llama):
         return tensors
 
 
-class Gemma(GainsFromOne, Llama):
+class Gemma(Llama):
     """Gemma, the first. Its norms multiply by 1 + weight."""
 
-    name = "gemma"
+    name, gain_at_zero = "gemma", 1.0
     types: ClassVar[tuple[str, ...]] = ("gemma",)
+    embedding_parts: ClassVar = {**Llama.embedding_parts, "scale": "embed_tokens.embed_scale"}  # about the width's root
 
     def architecture(self, config: Any) -> Architecture:
         """Llama's; refused where every token sees every other."""
@@ -118,34 +112,22 @@ class Gemma(GainsFromOne, Llama):
             refuse_others(config, use_bidirectional_attention=False)
         return super().architecture(config)
 
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words, scaled by about the root of the width."""
-        return self.text(model, scale=float(model.embed_tokens.embed_scale))
 
-
-class Gemma3(Gemma):
-    """The text model of Gemma 3."""
-
-    name = "gemma3"
-    types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
-    parts: ClassVar = {
-        **Llama.parts,
-        "attention_after": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_after": "post_feedforward_layernorm",
-    }
-    fixed: ClassVar = {**Llama.fixed, "norm_place": "sandwich", "query_norm": True}
-    reads: ClassVar = {
+Gemma3 = Gemma.like(
+    "gemma3", "The text model of Gemma 3.", types=("gemma3_text", "gemma3"),
+    parts={
+        **Llama.parts, "attention_after": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm", "mlp_after": "post_feedforward_layernorm",
+    },
+    fixed={**Llama.fixed, "norm_place": "sandwich", "query_norm": True},
+    reads={
         **Llama.reads, "activation": "hidden_activation",
         "divisor": lambda config: math.sqrt(config.query_pre_attn_scalar),
-    }  # fmt: skip
-    only: ClassVar = {"attn_logit_softcapping": None}
-
-
-class Gemma2(Gemma3):
-    """Gemma 2. Every other layer has a window; a cap of scores comes after the divisor."""
-
-    name, types = "gemma2", ("gemma2",)
-    fixed: ClassVar = {**Gemma3.fixed, "query_norm": False}
-    reads: ClassVar = {**Gemma3.reads, "score_cap": lambda config: config.attn_logit_softcapping or 0.0}
-    only: ClassVar = {}
+    },
+    only={"attn_logit_softcapping": None},
+)  # fmt: skip
+Gemma2 = Gemma3.like(
+    "gemma2", "Gemma 2. Every other layer has a window; a cap of scores comes after the divisor.", types=("gemma2",),
+    fixed={**Gemma3.fixed, "query_norm": False}, only={},
+    reads={**Gemma3.reads, "score_cap": lambda config: config.attn_logit_softcapping or 0.0},
+)  # fmt: skip

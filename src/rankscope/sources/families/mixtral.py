@@ -1,15 +1,22 @@
-"""Mixtral and its kin: Llama's blocks with a mixture of experts for an MLP."""
+"""Mixtral and its kin: Llama's blocks with a mixture of experts for an MLP. DeepSeek V2 and V3 have keys and values of
+one latent, queries of another, each through a norm of its own."""
 
+import math
 from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import GainsFromOne
+from rankscope.sources.families.family import refuse_others
 from rankscope.sources.families.llama import Llama
-from rankscope.sources.families.parts import ModulePaths, Tensors, read_block, without
+from rankscope.sources.families.parts import ModulePaths, Tensors, dense, norm, read_block, scaled, without
 from rankscope.sources.families.rotary import masks, partly_rotary, sliding
 
 MAPS = ("gate", "up", "down")
+DENSE = tuple(f"mlp.{name}" for name in MAPS)  # The parts of a layer without experts
 
 
 class Mixtral(Llama):
@@ -36,11 +43,10 @@ class Mixtral(Llama):
         fields: dict[str, Any] = {"number": config.num_experts, "chosen": config.num_experts_per_tok}
         if config.model_type == "mixtral":
             return Experts(**fields, width=config.intermediate_size, renormalised=True)
-        step = config.decoder_sparse_step
         dense = [
             layer
             for layer in range(config.num_hidden_layers)
-            if layer in config.mlp_only_layers or not config.num_experts or (layer + 1) % step
+            if layer in config.mlp_only_layers or not config.num_experts or (layer + 1) % config.decoder_sparse_step
         ]
         if len(dense) == config.num_hidden_layers:
             return None
@@ -59,7 +65,7 @@ class Mixtral(Llama):
         shared, experts = self.shared if shares else {}, block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read_block(block, {**without(self.paths(arch), *(f"mlp.{name}" for name in MAPS)), **shared}, arch),
+            **read_block(block, without(self.parts, *DENSE) | shared, arch, self.gain_at_zero),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),
@@ -72,10 +78,10 @@ class Mixtral(Llama):
         return model
 
 
-class Qwen3Next(GainsFromOne, Mixtral):
+class Qwen3Next(Mixtral):
     """Qwen3-Next, whose query projection holds, head by head, the query and the gate. Gains are 1 + w."""
 
-    name, types = "qwen3_next", ("qwen3_next",)
+    name, types, gain_at_zero = "qwen3_next", ("qwen3_next",), 1.0
     parts: ClassVar[ModulePaths] = {
         **without(Mixtral.parts, "attention.query"),
         "attention.query | attention.gate": "self_attn.q_proj",
@@ -96,7 +102,7 @@ class GptOss(Mixtral):
     """gpt-oss: a number of each head takes a part of every row, which then sums to less than one."""
 
     name, types = "gpt_oss", ("gpt_oss",)
-    parts: ClassVar[ModulePaths] = without(Mixtral.parts, *(f"mlp.{name}" for name in MAPS))
+    parts: ClassVar[ModulePaths] = without(Mixtral.parts, *DENSE)
     fixed: ClassVar = {**Mixtral.fixed, "kernel": "sink", "activation": "quick_gelu"}
     reads: ClassVar = {**Mixtral.reads, "mask": masks}
     only: ClassVar = {"swiglu_alpha": 1.702}  # its gates are those of quick_gelu
@@ -124,3 +130,92 @@ class GptOss(Mixtral):
             "experts.down.weight": experts.down_proj,
             "experts.down.bias": experts.down_proj_bias,
         }
+
+
+class DeepSeek(Mixtral):
+    """V2 and V3, with experts that are chosen of all, or of the best groups; V3's by sigmoids and a correction.
+
+    Of each head the rotated entries come first here, those of all heads the same for keys."""
+
+    name = "deepseek"
+    types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
+    parts: ClassVar = without(Mixtral.parts, "attention.query", "attention.key", "attention.value")
+    fixed: ClassVar = {**Mixtral.fixed, "mask": "causal"}
+    reads: ClassVar = {
+        "head_width": "qk_head_dim", "value_width": "v_head_dim", "key_latent": "kv_lora_rank",
+        "norm_eps": "rms_norm_eps", "query_latent": lambda config: config.q_lora_rank or 0,
+        "divisor": lambda config: math.sqrt(config.qk_head_dim) / _stretch(config) ** 2,
+        "rotary_share": lambda config: config.qk_rope_head_dim / config.qk_head_dim,
+        "rotary_pairs": lambda config: "adjacent" if getattr(config, "rope_interleave", True) else "half",
+    }  # fmt: skip
+    shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in MAPS}
+
+    def architecture(self, config: Any) -> Architecture:
+        """Refused with fewer heads of keys than of queries."""
+        refuse_others(config, num_key_value_heads=config.num_attention_heads)
+        return super().architecture(config)
+
+    def experts(self, config: Any) -> Experts | None:
+        """The experts; None where every layer is dense."""
+        first = config.first_k_dense_replace
+        if first >= config.num_hidden_layers:
+            return None
+        third, ways = config.model_type == "deepseek_v3", ("greedy", "group_limited_greedy")
+        if not third and (config.mlp_bias or config.topk_method not in ways):
+            what = "biases" if config.mlp_bias else f"a choice of experts by {config.topk_method}"
+            message = f"{config.model_type} is mapped with experts that have no biases, chosen by {' or '.join(ways)}"
+            raise SourceError(f"{message}; this config has {what}: watch measures it as it is", subject="experts")
+        width, grouped = config.moe_intermediate_size, third or config.topk_method != "greedy"
+        groups: dict[str, Any] = {"groups": config.n_group, "groups_chosen": config.topk_group} if grouped else {}
+        way: dict[str, Any] = {"sigmoid": True, "correction": True, "group_best": 2}
+        return Experts(
+            number=config.n_routed_experts, chosen=config.num_experts_per_tok, width=width,
+            shared_width=width * config.n_shared_experts, dense_layers=tuple(range(first)),
+            renormalised=third and bool(config.norm_topk_prob), **groups, **(way if third else {}),
+        )  # fmt: skip
+
+    def random_model(self, config: Any) -> Any:
+        """With corrections of V3's scores, which no training moved, off zero."""
+        model = super().random_model(config)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer += 0.3 * torch.rand_like(buffer)
+        return model
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Experts' outputs are scaled: so are their last matrices."""
+        tensors, attention = super().layer(block, arch), block.self_attn
+        if "experts.down.weight" in tensors:
+            tensors = scaled(tensors, "experts.down", block.mlp.gate.routed_scaling_factor)
+            if arch.experts is not None and arch.experts.correction:
+                tensors["experts.correction"] = block.mlp.gate.e_score_correction_bias
+        query = attention.q_proj if attention.q_a_proj is None else attention.q_b_proj
+        if attention.q_a_proj is not None:
+            tensors |= dense("attention.query_latent", attention.q_a_proj)
+            tensors |= norm("attention.query_latent.norm", attention.q_a_layernorm)
+        tensors |= dense("attention.key_latent", attention.kv_a_proj_with_mqa)
+        tensors |= norm("attention.key_latent.norm", attention.kv_a_layernorm)
+        turned = arch.rotary_width
+        plain = arch.head_width - turned
+        queries, latent = (_by_head(part.weight, arch.heads) for part in (query, attention.kv_b_proj))
+        shared = torch.eye(turned, dtype=latent.dtype)[:, None].expand(-1, arch.heads, -1)
+        keys = [F.pad(latent[..., :plain], (turned, 0)), F.pad(shared, (0, plain))]
+        return tensors | {
+            "attention.query.weight": torch.cat([queries[..., plain:], queries[..., :plain]], -1),
+            "attention.value.weight": latent[..., plain:],
+            "attention.key.weight": torch.cat(keys, 0),
+        }
+
+
+def _stretch(config: Any) -> float:
+    """What transformers multiplies queries and keys by where positions are stretched."""
+    rope = config.rope_parameters
+    strength, factor = rope.get("mscale_all_dim", 0), rope.get("factor", 1.0)
+    if rope["rope_type"] == "default" or not strength or factor <= 1:
+        return 1.0
+    return 0.1 * strength * math.log(factor) + 1.0
+
+
+def _by_head(weight: Tensor, heads: int) -> Tensor:
+    """`[inner, head, width]` of torch's `[head * width, inner]`."""
+    return weight.reshape(heads, -1, weight.shape[1]).permute(2, 0, 1)

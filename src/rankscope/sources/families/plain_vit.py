@@ -12,17 +12,7 @@ from rankscope.errors import SourceError, require
 from rankscope.nets import Architecture, Linear, NormWeights
 from rankscope.sources.embedding import ImageEmbedding
 from rankscope.sources.families.family import Family
-from rankscope.sources.families.parts import (
-    Tensors,
-    dense,
-    heads_out,
-    image_embedding,
-    layout,
-    norm,
-    norm_weights,
-    read_block,
-    scaled,
-)
+from rankscope.sources.families.parts import Tensors, dense, heads_out, layout, norm, norm_weights, read_block
 
 
 def of_kind(module: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
@@ -124,6 +114,11 @@ class TimmViT(Family):
     name, stack, final_norm = "timm_vit", "blocks", "norm"
     continuous_inputs = True
     parts: ClassVar = layout("attn", "qkv proj", norms="norm1 norm2", mlp="mlp.fc1 mlp.fc2")
+    scales: ClassVar = {"attention.output": "ls1.gamma or none", "mlp.down": "ls2.gamma or none"}
+    embedding_parts: ClassVar = {
+        "patches": "patch_embed.proj", "size": "patch_embed.img_size", "positions": "pos_embed", "norm": "norm_pre",
+        "first": "cls_token or none, dist_token or none, reg_token or none",
+    }  # fmt: skip
 
     def fits(self, model: nn.Module) -> bool:
         """True if patches, positions and blocks are where timm has them."""
@@ -139,27 +134,6 @@ class TimmViT(Family):
             head_width=block.attn.head_dim, mlp_width=block.mlp.fc1.out_features, activation=activation_of(block.mlp),
             norm_place="pre", norm_eps=block.norm1.eps, final_norm=not isinstance(model.norm, nn.Identity),
         )  # fmt: skip
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """What a branch adds may be scaled entry by entry: so are its last matrix and bias."""
-        tensors = super().layer(block, arch)
-        for last, scale in (("attention.output", block.ls1), ("mlp.down", block.ls2)):
-            if hasattr(scale, "gamma"):
-                tensors = scaled(tensors, last, scale.gamma)
-        return tensors
-
-    def embedding(self, model: Any) -> ImageEmbedding:
-        """Patches, the tokens before them, of which some may have no positions, and a norm where there is one."""
-        patches, names = model.patch_embed, ("cls_token", "dist_token", "reg_token")
-        tokens = [token.detach()[0] for name in names if (token := getattr(model, name, None)) is not None]
-        first = torch.cat(tokens) if tokens else None
-        positions = None if model.pos_embed is None else model.pos_embed.detach()[0]
-        if positions is not None and first is not None and len(positions) == patches.num_patches:
-            positions = torch.cat([torch.zeros_like(first), positions])
-        more: dict[str, Any] = {}
-        if not isinstance(model.norm_pre, nn.Identity):
-            more = {"norm": norm_weights(model.norm_pre), "norm_eps": model.norm_pre.eps}
-        return image_embedding(patches.proj, positions, patches.img_size, first=first, **more)
 
 
 def _pair(block: Any) -> list[nn.Module]:

@@ -7,12 +7,11 @@ from types import FunctionType, MethodType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import Embedding, ImageEmbedding, SpectrumEmbedding
+from rankscope.sources.embedding import SpectrumEmbedding
 from rankscope.sources.families.family import CAUSAL, PRE, Family
-from rankscope.sources.families.parts import ModulePaths, Tensors, image_embedding, layout, norm_weights, scaled, sides
+from rankscope.sources.families.parts import layout, sides, without
 
 COORDINATES = "get_patches_center_coordinates"
 
@@ -27,44 +26,32 @@ class ViT(Family):
     parts: ClassVar = layout(
         "attention", "q_proj k_proj v_proj o_proj", norms="layernorm_before layernorm_after", mlp="mlp.fc1 mlp.fc2"
     )
+    embedding_parts: ClassVar = {
+        "patches": "embeddings.patch_embeddings.projection", "size": "embeddings.patch_embeddings.image_size",
+        "first": "embeddings.cls_token", "positions": "embeddings.position_embeddings",
+    }  # fmt: skip
     fixed: ClassVar = PRE
 
-    def embedding(self, model: Any) -> Embedding:
-        """Patches, a class token and positions."""
-        return self.patches(model, first=model.embeddings.cls_token.detach()[0, 0])
 
-    def patches(self, model: Any, **more: Any) -> ImageEmbedding:
-        """Patches with positions, and what `more` says, of positions too."""
-        parts, more = model.embeddings, {"positions": model.embeddings.position_embeddings[0], **more}
-        return image_embedding(parts.patch_embeddings.projection, size=parts.patch_embeddings.image_size, **more)
+DeiT = ViT.like(
+    "deit", "DeiT: ViT with a second token, that of distillation.", types=("deit",),
+    embedding_parts={**ViT.embedding_parts, "first": "embeddings.cls_token, embeddings.distillation_token"},
+)  # fmt: skip
 
 
-class DeiT(ViT):
-    """DeiT: ViT with a second token, that of distillation."""
-
-    name, types = "deit", ("deit",)
-
-    def embedding(self, model: Any) -> Embedding:
-        """Patches, two tokens before them, and positions."""
-        return self.patches(model, first=self.tokens(model))
-
-    def tokens(self, model: Any) -> Tensor:
-        """The class token and that of distillation."""
-        return torch.cat([model.embeddings.cls_token, model.embeddings.distillation_token], 1).detach()[0]
-
-
-class AST(DeiT):
+class AST(ViT):
     """The Audio Spectrogram Transformer: DeiT on patches of a mel spectrum, which overlap."""
 
     name, types = "ast", ("audio-spectrogram-transformer",)
     input_name: ClassVar[str] = "input_values"
 
-    def embedding(self, model: Any) -> Embedding:
+    def embedding(self, model: Any) -> SpectrumEmbedding:
         """Patches of the spectrum, two tokens before them, and positions."""
-        config, patches = model.config, model.embeddings.patch_embeddings.projection
+        config, parts = model.config, model.embeddings
+        patches, tokens = parts.patch_embeddings.projection, torch.cat([parts.cls_token, parts.distillation_token], 1)
         return SpectrumEmbedding(
-            patches.weight.detach(), patches.bias.detach(), model.embeddings.position_embeddings.detach()[0],
-            self.tokens(model), (config.frequency_stride, config.time_stride), (config.max_length, config.num_mel_bins),
+            patches.weight.detach(), patches.bias.detach(), parts.position_embeddings.detach()[0], tokens.detach()[0],
+            (config.frequency_stride, config.time_stride), (config.max_length, config.num_mel_bins),
         )  # fmt: skip
 
 
@@ -72,8 +59,12 @@ class DinoV2(ViT):
     """DINOv2 with plain or gated MLPs."""
 
     name, types = "dinov2", ("dinov2",)
-    parts: ClassVar = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
-    gated: ClassVar = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+    stack = "encoder.layers or encoder.layer"
+    parts: ClassVar = {
+        **ViT.parts, "attention_norm": "norm1", "mlp.gate": "mlp.gate_proj or none", "mlp.up": "mlp.fc1 or mlp.up_proj",
+        "mlp.down": "mlp.fc2 or mlp.down_proj", "mlp_norm": "norm2",
+    }  # fmt: skip
+    scales: ClassVar = {"attention.output": "layer_scale1.lambda1", "mlp.down": "layer_scale2.lambda1"}
 
     def architecture(self, config: Any) -> Architecture:
         """A gated MLP is narrower, and has an activation of its own."""
@@ -82,31 +73,13 @@ class DinoV2(ViT):
             return self.described(config, mlp_width=inner)
         return self.described(config, mlp="gated", mlp_width=(int(inner * 2 / 3) + 7) // 8 * 8, activation="silu")
 
-    def paths(self, arch: Architecture) -> ModulePaths:
-        """The maps of an MLP have other names where it is gated."""
-        return {**self.parts, **(self.gated if arch.mlp == "gated" else {})}
 
-    def blocks(self, model: Any) -> list[Any]:
-        """The layers of the model's encoder."""
-        return list(getattr(model.encoder, "layers", None) or model.encoder.layer)
-
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """What a branch adds is scaled entry by entry."""
-        tensors = scaled(super().layer(block, arch), "attention.output", block.layer_scale1.lambda1)
-        return scaled(tensors, "mlp.down", block.layer_scale2.lambda1)
-
-
-class DinoV2Registers(DinoV2):
-    """DINOv2 with register tokens, which have no positions, after the class token."""
-
-    name, types = "dinov2_with_registers", ("dinov2_with_registers",)
-
-    def embedding(self, model: Any) -> ImageEmbedding:
-        """Patches and a class token with positions, and registers without."""
-        parts = model.embeddings
-        registers, places = parts.register_tokens[0], parts.position_embeddings[0]
-        positions = torch.cat([places[:1], torch.zeros_like(registers), places[1:]])
-        return self.patches(model, positions=positions, first=torch.cat([parts.cls_token[0], registers]).detach())
+DinoV2Registers = DinoV2.like(
+    "dinov2_with_registers",
+    "DINOv2 with register tokens, which have no positions, after the class token.",
+    types=("dinov2_with_registers",),
+    embedding_parts={**ViT.embedding_parts, "first": "embeddings.cls_token, embeddings.register_tokens"},
+)
 
 
 class DinoV3(DinoV2):
@@ -114,9 +87,11 @@ class DinoV3(DinoV2):
 
     name, types = "dinov3", ("dinov3_vit",)
     stack, final_norm = "model.layer", "norm"
-    parts: ClassVar = {**DinoV2.parts, "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+    embedding_parts: ClassVar = {
+        **without(DinoV2Registers.embedding_parts, "positions"),
+        "patches": "embeddings.patch_embeddings", "size": "config.image_size",
+    }  # fmt: skip
     fixed: ClassVar = {**PRE, "positions": "rotary"}
-    blocks = Family.blocks
 
     def core(self, model: Any) -> Any:
         """The model with its embedding, not the encoder in it, which goes by the name of a base model."""
@@ -134,12 +109,6 @@ class DinoV3(DinoV2):
             mlp="gated" if config.use_gated_mlp else "plain",
         )  # fmt: skip
 
-    def embedding(self, model: Any) -> ImageEmbedding:
-        """A class token, registers and patches, without positions."""
-        parts = model.embeddings
-        first = torch.cat([parts.cls_token, parts.register_tokens], 1).detach()[0]
-        return image_embedding(parts.patch_embeddings, None, model.config.image_size, first=first)
-
     def prepare_for_float64(self, model: Any) -> Any:
         """Where patches lie is computed each time: a cache would give out float32 numbers for float64."""
         rope = model.rope_embeddings
@@ -149,57 +118,33 @@ class DinoV3(DinoV2):
         return model
 
 
-class Tower(Family):
-    """What the four have in common: pre-norm blocks."""
-
-    stack = "encoder.layers"
-    parts: ClassVar = layout(
-        "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2"
-    )
-    fixed: ClassVar = PRE
-
-
-class ClipText(Tower):
-    """CLIP's text tower, whose attention is causal."""
-
-    name, types = "clip_text", ("clip_text_model",)
-    inside, final_norm = "text_model", "final_layer_norm"
-    fixed: ClassVar = CAUSAL
-    embedding_parts: ClassVar = {"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"}
+ClipText = Family.like(
+    "clip_text", "CLIP's text tower, whose attention is causal.", types=("clip_text_model",), stack="encoder.layers",
+    inside="text_model", final_norm="final_layer_norm",
+    parts=layout(
+        "self_attn", "q_proj k_proj v_proj out_proj", norms="layer_norm1 layer_norm2", mlp="mlp.fc1 mlp.fc2",
+    ),
+    fixed=CAUSAL,
+    embedding_parts={"words": "embeddings.token_embedding", "positions": "embeddings.position_embedding"},
+)  # fmt: skip
 
 
-class ClipVision(Tower):
-    """CLIP's image tower. Its last norm is of the class token alone, and not the network's."""
-
-    name, types = "clip_vision", ("clip_vision_model",)
-    inside, continuous_inputs = "vision_model", True
-    fixed: ClassVar = {"norm_place": "pre"}
-
-    def embedding(self, model: Any) -> ImageEmbedding:
-        """Patches, a class token and positions, through a norm."""
-        parts, norm = model.embeddings, model.pre_layrnorm
-        return images(model, first=parts.class_embedding.detach(), norm=norm_weights(norm), norm_eps=norm.eps)
+ClipVision = Family.like(
+    "clip_vision", "CLIP's image tower. Its last norm is of the class token alone, and not the network's.",
+    types=("clip_vision_model",), stack=ClipText.stack, inside="vision_model", continuous_inputs=True,
+    parts=ClipText.parts, fixed={"norm_place": "pre"},
+    embedding_parts={
+        "patches": "embeddings.patch_embedding", "size": "embeddings.image_size", "norm": "pre_layrnorm",
+        "first": "embeddings.class_embedding", "positions": "embeddings.position_embedding",
+    },
+)  # fmt: skip
 
 
-class SiglipText(ClipText):
-    """SigLIP's text tower: every token sees every other."""
-
-    name, types, loader = "siglip_text", ("siglip_text_model",), "SiglipTextModel"
-    fixed = PRE
-
-
-class SiglipVision(Tower):
-    """SigLIP's image tower: no class token."""
-
-    name, types = "siglip_vision", ("siglip_vision_model",)
-    inside, continuous_inputs, final_norm = "vision_model", True, "post_layernorm"
-
-    def embedding(self, model: Any) -> ImageEmbedding:
-        """The sum of patches and positions."""
-        return images(model)
-
-
-def images(model: Any, **more: Any) -> ImageEmbedding:
-    """Patches and positions, and `more`."""
-    parts = model.embeddings
-    return image_embedding(parts.patch_embedding, parts.position_embedding.weight, parts.image_size, **more)
+SiglipText = ClipText.like(
+    "siglip_text", "SigLIP's text tower: every token sees every other.", types=("siglip_text_model",),
+    loader="SiglipTextModel", fixed=PRE,
+)  # fmt: skip
+SiglipVision = ClipVision.like(
+    "siglip_vision", "SigLIP's image tower: no class token.", types=("siglip_vision_model",),
+    final_norm="post_layernorm", fixed=PRE, embedding_parts=without(ClipVision.embedding_parts, "first", "norm"),
+)  # fmt: skip

@@ -14,7 +14,7 @@ import polars as pl
 
 from rankscope.figures import power
 from rankscope.nets import Transformer
-from rankscope.sources import preset, untrained
+from rankscope.sources import fresh, preset
 from rankscope_studies.study import Comparison, Setup, Study, StudyResult, StudyTexts
 from rankscope_studies.wu2024 import networks
 from rankscope_studies.wu2024.fig2 import figure_of
@@ -62,7 +62,7 @@ def _run(setup: Setup, size: DeepSize | None = None) -> StudyResult:
 def deep(width: int, depth: int, device: str = "cpu") -> Transformer:
     """Different layers of untrained BERT; narrower ones with the same gain of each matrix."""
     arch = preset("bert-base").replace(layers=depth, width=width, heads=width // 64)
-    net = untrained(arch, f"bert, {depth} layers", device=device)
+    net = fresh(arch, device=device, name=f"bert, {depth} layers")
     if width == 768:
         return net
     gain = math.sqrt(768 / width)

@@ -1,15 +1,74 @@
-"""DeBERTa: BERT's blocks, whose scores add products of queries and of keys with relative positions."""
+"""T5, DeBERTa and XLNet, whose scores know how far apart two tokens are: by a learned bias (T5, whose decoder
+attends to what its encoder gives), or by products of queries and keys with relative positions."""
 
+import copy
 from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 
 from rankscope.nets import Architecture, Linear
-from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.family import Family, refuse_others
-from rankscope.sources.families.parts import Tensors, heads_in, projections, without
+from rankscope.sources.families.family import PRE, Family, refuse_others
+from rankscope.sources.families.parts import ModulePaths, Tensors, heads_in, projections, without
+
+
+def mlp_in(place: str) -> ModulePaths:
+    """Paths of the MLP, whose first maps have other names where it is gated, and of its norm."""
+    inner = f"{place}.DenseReluDense"
+    return {
+        "mlp.gate": f"{inner}.wi_0 or none", "mlp.up": f"{inner}.wi_1 or {inner}.wi", "mlp.down": f"{inner}.wo",
+        "mlp_norm": f"{place}.layer_norm",
+    }  # fmt: skip
+
+
+class T5(Family):
+    """T5 and T5 1.1 (gated), the encoder, which has a class of its own."""
+
+    name, types = "t5", ("t5",)
+    loader, inside = "T5EncoderModel", "encoder"
+    stack, final_norm = "block", "final_layer_norm"
+    parts: ClassVar = {
+        **projections("layer.0.SelfAttention", "q k v o"), "attention_norm": "layer.0.layer_norm", **mlp_in("layer.1")
+    }  # fmt: skip
+    embedding_parts: ClassVar = {"words": "embed_tokens"}
+    fixed: ClassVar = {**PRE, "divisor": 1.0, "positions": "bias", "norm": "rms"}
+    reads: ClassVar = {
+        "head_width": "d_kv", "mlp_width": "d_ff", "activation": "dense_act_fn", "norm_eps": "layer_norm_epsilon",
+        "bias_buckets": "relative_attention_num_buckets", "bias_reach": "relative_attention_max_distance",
+        "mlp": lambda config: "gated" if config.is_gated_act else "plain",
+    }  # fmt: skip
+    only: ClassVar = {"is_decoder": False}
+
+    def other_tensors(self, model: Any) -> Tensors:
+        """The last norm, and the table of biases, which the first block keeps for all."""
+        table = model.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        return {**super().other_tensors(model), "bias_table": table}
+
+
+class T5Decoder(T5):
+    """The decoder, its MLP one place further on."""
+
+    name, side, inside = "t5_decoder", "decoder", "decoder"
+    loader = "T5Model"
+    parts: ClassVar = {
+        **T5.parts, **mlp_in("layer.2"),
+        **projections("layer.1.EncDecAttention", "q k v o", "cross"), "cross_norm": "layer.1.layer_norm",
+    }  # fmt: skip
+
+    def architecture(self, config: Any) -> Architecture:
+        """As the encoder's, with tokens behind alone, and a memory."""
+        encoder = copy.copy(config)
+        if not config.is_decoder:  # the config of both sides
+            encoder.num_layers = config.num_decoder_layers
+        encoder.is_decoder = False
+        return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
+
+
+MT5 = T5.like("mt5", "The encoder of mT5: T5's blocks under another name.", types=("mt5",), loader="MT5EncoderModel")
+MT5Decoder = T5Decoder.like(
+    "mt5_decoder", "The decoder of mT5: T5's blocks under another name.", types=("mt5",), loader="MT5Model"
+)
 
 
 class DebertaV2(Family):
@@ -20,7 +79,7 @@ class DebertaV2(Family):
         **Bert.parts,
         **projections("attention", "self.query_proj self.key_proj self.value_proj output.dense"),
     }
-    embedding_parts: ClassVar = {"words": "embeddings.word_embeddings", "norm": "embeddings.LayerNorm"}
+    embedding_parts = Bert.embedding_parts
     only: ClassVar = {"conv_kernel_size": 0}
 
     def architecture(self, config: Any) -> Architecture:
@@ -63,15 +122,6 @@ class DebertaV2(Family):
         table = model.encoder.get_rel_embedding()
         return {} if table is None else {"relative_table": table}
 
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words, and positions and segments where the model has them, through a norm."""
-        parts, more = model.embeddings, dict[str, Any]()
-        if parts.position_embeddings is not None:
-            more["positions"] = parts.position_embeddings.weight.detach()
-        if parts.token_type_embeddings is not None:
-            more["segment"] = parts.token_type_embeddings.weight.detach()[0]
-        return self.text(model, **more)
-
 
 class Deberta(DebertaV2):
     """DeBERTa (v1), whose queries and values have biases beside their matrix, and keys none."""
@@ -97,3 +147,35 @@ class Deberta(DebertaV2):
             tensors |= heads_in("attention.relative_query", queries, arch.heads)
             tensors.setdefault("attention.relative_query.bias", torch.zeros_like(tensors["attention.query.bias"]))
         return tensors
+
+
+class XLNet(Family):
+    """XLNet reading a whole sequence: one stream, no memory, no segments."""
+
+    name, types = "xlnet", ("xlnet",)
+    tokens_first = True
+    stack = "layer"
+    parts: ClassVar = {
+        "attention_norm": "rel_attn.layer_norm",
+        "mlp.up": "ff.layer_1",
+        "mlp.down": "ff.layer_2",
+        "mlp_norm": "ff.layer_norm",
+    }
+    embedding_parts: ClassVar = {"words": "word_embedding"}
+    fixed: ClassVar = {"positions": "relative"}
+    reads: ClassVar = {"head_width": "d_head", "mlp_width": "d_inner", "activation": "ff_activation"}
+    only: ClassVar = {"attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False}
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Projections are kept by head already; r projects positions, r_w and r_r are u and v."""
+        attention = block.rel_attn
+        return {
+            **super().layer(block, arch),
+            "attention.query.weight": attention.q,
+            "attention.key.weight": attention.k,
+            "attention.value.weight": attention.v,
+            "attention.output.weight": attention.o.permute(1, 2, 0),
+            "attention.position": attention.r,
+            "attention.content_bias": attention.r_w_bias,
+            "attention.position_bias": attention.r_r_bias,
+        }
