@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.show import console, machine, say, say_where
 
@@ -38,9 +37,9 @@ def explore(
         opt.argument(
             "MODEL",
             "explored",
-            names.MODELS,
+            opt.MODELS,
             show_default=False,
-            callback=lambda models: models and [*map(names.model_named, models)],
+            callback=lambda models: models and [*map(opt.model_named, models)],
         ),
     ] = None,
     page: opt.PageOptions = opt.PageOptions(),
@@ -61,7 +60,7 @@ def explore(
     if named and not printing.silent:
         say(f"Loading {', '.join(named)} ...")
     for name in named:
-        names.say_hub(name, printing.silent)
+        opt.say_hub(name, printing.silent)
     networks = NetworkCache({name: named_network(name) for name in named}, at_hand)
     say_address("Explorer", address, printing, models=networks.names)
     serve(networks, listening, None if page.no_open else address)
