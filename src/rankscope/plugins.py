@@ -60,10 +60,6 @@ class EntryPoint:
         """True of what rankscope itself declares."""
         return self.package == OWN
 
-    def load(self) -> Any:
-        """The object that the line names; its module is imported."""
-        return loaded(self.value)
-
     def left_out(self, why: str) -> str:
         """The sentence on why what it declares is left out, or some of it, and what to do."""
         declared = f"{PREFIX}{self.group}: {self.name} = {self.value}"
@@ -167,7 +163,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     def _objects(self, entry: EntryPoint) -> dict[str, T]:
         """The object, or the objects, that an entry point names."""
-        given = entry.load()
+        given = loaded(entry.value)
         given = list(given.values()) if isinstance(given, Mapping) else given
         objects = given if isinstance(given, list | tuple) else [given]
         for part in objects:

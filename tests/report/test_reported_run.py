@@ -129,7 +129,12 @@ def said(path: Path) -> str:
     """All that a page would hold of the file's folder, or a sentence that names the file."""
     try:
         found = chapter(read_run(path.parent), 1, "a run")
-        words = [*found.notes, *found.facts, found.command, *(check["said"] for check in found.checks)]
+        words = [
+            *found.notes,
+            *found.facts,
+            found.run.manifest.command or "",
+            *(check["said"] for check in found.checks),
+        ]
     except RankscopeError as error:
         assert path.name in str(error), error
         assert "\n" not in str(error)

@@ -64,7 +64,7 @@ def _sources_of(entry: EntryPoint) -> dict[str, CommandSource]:
     source = _source(entry.value)
     if source is not None:
         return {entry.name: source}
-    given = entry.load()
+    given = loaded(entry.value)
     if callable(given):  # made by a decorator, or imported from elsewhere
         return {entry.name: CommandSource(entry.value, given.__doc__ or "")}
     if not isinstance(given, Mapping):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import MeasureTask, command_line, is_random, network, read_inputs, split_names, text_fields
 from rankscope.cli.measure import measure_all, raise_if_stopped
-from rankscope.cli.names import model_named
-from rankscope.cli.options import ResultOptions
+from rankscope.cli.options import ResultOptions, model_named
 from rankscope.cli.output import open_store, require_same_network, with_manifest
 from rankscope.cli.show import machine, say, show_run, show_tables
 from rankscope.errors import ArchitectureError, FileError, MetricError, require

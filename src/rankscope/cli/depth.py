@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import inputs, names
+from rankscope.cli import inputs
 from rankscope.cli import options as opt
 from rankscope.cli.measure import ANNOUNCED_SECONDS
 from rankscope.cli.output import open_store, require_same_network, with_manifest, write_figures
@@ -15,7 +15,7 @@ from rankscope.errors import FileError, SourceError, require
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
 
-CRITERIA = tuple(names.DATA["names"]["criteria"])
+CRITERIA = tuple(opt.DATA["names"]["criteria"])
 SEARCHES = ("one_shot", "greedy", "exact")
 
 

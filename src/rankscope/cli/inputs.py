@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli.names import say_hub, write_aside
-from rankscope.cli.options import NetworkOptions, TextOptions
+from rankscope.cli.options import NetworkOptions, TextOptions, say_hub, write_aside
 from rankscope.errors import (
     ArchitectureError,
     FileError,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.app import SOURCES
 from rankscope.cli.show import console, machine, progress, say, titled
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from rankscope.sources import FamilyParity
 
 SHOWN = 4  # Names of what a package adds that a row of the table has
-OF: dict[str, str] = names.DATA["metrics"]["of"]  # What a metric is of, as a heading
+OF: dict[str, str] = opt.DATA["metrics"]["of"]  # What a metric is of, as a heading
 
 
 def masks(
     specs: Annotated[
-        list[str] | None, opt.argument("MASK", "graphs", names.MASKS, show_default="one of each kind")
+        list[str] | None, opt.argument("MASK", "graphs", opt.MASKS, show_default="one of each kind")
     ] = None,
     tokens: Annotated[int, opt.option(opt.TEXT, "N", "The number of tokens of the graphs.", min=1, max=4096)] = 16,
     picture: Annotated[
@@ -42,7 +41,7 @@ def masks(
     """
     from rankscope.nets import graph, mask_matrix
 
-    graphs = {spec: graph(spec, tokens) for spec in specs or names.MASKS[:-1]}
+    graphs = {spec: graph(spec, tokens) for spec in specs or opt.MASKS[:-1]}
     if printing.as_json:
         return machine([{"mask": spec, **mask.as_dict()} for spec, mask in graphs.items()])
     out = console()
@@ -71,7 +70,7 @@ def drawing(M: "Tensor") -> str:
 
 
 def metrics(
-    name: Annotated[str | None, opt.argument("NAME", "metric", names.METRICS)] = None,
+    name: Annotated[str | None, opt.argument("NAME", "metric", opt.METRICS)] = None,
     printing: opt.PrintOptions = opt.PrintOptions(),
 ) -> None:
     """List the metrics: what each is, between which values it lies, and what small and large ones mean."""
@@ -86,7 +85,7 @@ def metrics(
         say(f"Metrics of {OF[of]}", "")
         say(*(line for known in chosen if known.of == of for line in list_entry(known)), "")
     if not printing.quiet:
-        say(*(line for part in names.DATA["metrics"]["legend"] for line in (part, "")))
+        say(*(line for part in opt.DATA["metrics"]["legend"] for line in (part, "")))
         say("rankscope metrics NAME explains one. rankscope measure --metrics NAME,NAME measures them.")
 
 

@@ -1,32 +1,134 @@
-"""Options that several commands share: declared once, under one name and with one meaning.
+"""Options that several commands share, declared once, under one name and with one meaning; and the names that they
+take: which there are, what a shell completes on Tab, and what a misspelt one gets.
 
 A command takes single options (`metrics: opt.Metrics`) and groups of them, which are dataclasses
 (`text: opt.TextOptions = opt.TextOptions(samples=2)`). `flattened` makes of a command with groups one that
 typer understands, where every field of a group is an option.
+
+Nothing here imports torch: a name is completed, or refused, at once. The names, copies of those that live
+where their things do, and the help of options are read from `data/command_line.toml`.
 """
 
 import inspect
 import math
+import re
+import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from rankscope.cli import names
-from rankscope.errors import TheoremError, require
+from rankscope.errors import SourceError, TheoremError, require
+from rankscope.files import must_be_text
+from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
+from rankscope.remedies import REMEDY_FILES
+from rankscope.shipped import shipped_folder, shipped_model, shipped_names
 
 NETWORK, TEXT, TRAINING, SIZE = "Network", "Text", "Training", "Size of the study"
 MACHINE, RESULT, PAGE = "Where it runs", "Result", "Page"
 """Headings of the help: what runs, on which text, how and where, and what comes of it."""
-HELP: dict[str, str] = names.DATA["help"]
+
+
+DATA: dict[str, Any] = tomllib.loads(
+    files("rankscope").joinpath("data", "command_line.toml").read_text(encoding="utf-8")
+)
+KNOWN: dict[str, tuple[str, ...]] = {kind: tuple(names) for kind, names in DATA["names"].items()}
+PRESETS, VARIANTS, MASKS, METRICS = (KNOWN[kind] for kind in ("presets", "variants", "masks", "metrics"))
+MODELS = ("minilm", *shipped_names(), *PRESETS)
+PARTS, ARITHMETICS, SCHEMES = (KNOWN[kind] for kind in ("parts", "arithmetics", "inits"))
+SPLITS, DEVICES, THEOREMS = (KNOWN[kind] for kind in ("splits", "devices", "theorems"))
+REMEDIES = tuple(REMEDY_FILES)
+CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor, change its colours or turn its text round; not tab and newline."""
+
+HELP: dict[str, str] = DATA["help"]
+Completer = Callable[[str], list[str]]  # Gives the names that complete the beginning of one
+
+
+def complete_one(names: Sequence[str]) -> Completer:
+    """A completer for an option that takes one of these names."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def complete_several(names: Sequence[str]) -> Completer:
+    """A completer for an option that takes several of these names, joined by commas.
+
+    >>> complete_several(("mu", "entropy"))("mu,e")
+    ['mu,entropy']
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        given = before.split(",")
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in given]
+
+    return complete
+
+
+def complete_compared(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a model or, after its colon, a variant; bash takes the colon for a word of its own."""
+    before = ctx.params.get("things") or ()
+    if before and before[-1] == ":":
+        return complete_one(VARIANTS)(incomplete)
+    model, colon, variant = incomplete.partition(":")
+    if colon:
+        return [f"{model}:{name}" for name in complete_one(VARIANTS)(variant)]
+    return complete_one(MODELS)(incomplete)
+
+
+def model_named(name: str) -> str:
+    """The known name of a model, whatever its case and hyphens; a name that can be no model is refused.
+
+    >>> model_named("MiniLM"), model_named("BERT_Tiny"), model_named("google/bert_uncased_L-2_H-128_A-2")
+    ('minilm', 'bert-tiny', 'google/bert_uncased_L-2_H-128_A-2')
+    """
+    called = forgiven(name, MODELS)
+    if (
+        called in MODELS
+        or shipped_folder(called) is not None
+        or called.endswith(".json")
+        or Path(called).exists()
+        or may_be_on_hub(called)
+    ):
+        return called
+    listed = "rankscope models lists the names"
+    if is_path(called):
+        raise SourceError(f"a model must be a directory; there is none at {called} ({listed})", subject="model")
+    near = nearest(called, MODELS)
+    hint = f"did you mean {near}? {listed}" if near else listed
+    raise SourceError(
+        f"{called!r} is no model known here, no directory and no id on the hub (owner/name): {hint}", subject="model"
+    )
+
+
+def text_named(path: str | None) -> str | None:
+    """The path of a text; refused where there is no text at that path."""
+    if path is not None:
+        must_be_text(path)
+    return path
+
+
+def say_hub(model: str, quiet: bool) -> None:
+    """Say on stderr that the hub is asked for a model that is not on this machine."""
+    local = model in MODELS or shipped_model(model) or model.endswith(".json") or Path(model).exists()
+    if not (local or quiet):
+        write_aside(f"looking for {model} on the hub ...")
+
+
+def write_aside(line: str) -> None:
+    """Write a line on stderr, without control characters, which could move a terminal's cursor."""
+    sys.stderr.write(CONTROLS.sub("", line) + "\n")
+    sys.stderr.flush()
 
 
 def option(panel: str, metavar: str, help: str, known: Sequence[str] = (), *flags: str, **more: Any) -> Any:
     """An option in a panel; `help` is a sentence or the key of one, `known` names are completed by a shell."""
     if known:
-        complete = names.complete_several if metavar == "NAMES" else names.complete_one
+        complete = complete_several if metavar == "NAMES" else complete_one
         more["autocompletion"] = complete(known)
     return typer.Option(*flags, metavar=metavar, help=HELP.get(help, help), rich_help_panel=panel, **more)
 
@@ -34,7 +136,7 @@ def option(panel: str, metavar: str, help: str, known: Sequence[str] = (), *flag
 def argument(metavar: str, help: str, known: Sequence[str] | Callable[..., list[str]] = (), **more: Any) -> Any:
     """An argument, like `option`; what a shell completes are names, or a function that gives them."""
     if known:
-        more["autocompletion"] = known if callable(known) else names.complete_one(known)
+        more["autocompletion"] = known if callable(known) else complete_one(known)
     return typer.Argument(metavar=metavar, help=HELP.get(help, help), **more)
 
 
@@ -43,19 +145,17 @@ def output_option(default: str) -> Any:
     return option(RESULT, "FOLDER", "output", (), "-o", "--output", show_default=default)
 
 
-INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
-Model = Annotated[str, argument("MODEL", "model", names.MODELS, callback=names.model_named)]
-Compared = Annotated[list[str], argument("MODEL_OR_RUN", "compared", names.complete_compared)]
-Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
-Device = Annotated[str, option(MACHINE, "NAME", "device", names.DEVICES)]
+INITS = (*SCHEMES, *(f"{name}/sqrt(L)" for name in SCHEMES))
+Model = Annotated[str, argument("MODEL", "model", MODELS, callback=model_named)]
+Compared = Annotated[list[str], argument("MODEL_OR_RUN", "compared", complete_compared)]
+Variant = Annotated[str, option(NETWORK, "NAME", "variant", VARIANTS)]
+Device = Annotated[str, option(MACHINE, "NAME", "device", DEVICES)]
 Layers = Annotated[int | None, option(NETWORK, "N", "layers", min=1)]
 Stream = Annotated[bool, option(MACHINE, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(MACHINE, "WHERE", "on", ("ray",), show_default="this machine")]
 StuckAfter = Annotated[float, option(MACHINE, "SECONDS", "stuck_after", min=1.0)]
-Remedies = Annotated[
-    list[str] | None, option(NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
-]
-Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
+Remedies = Annotated[list[str] | None, option(NETWORK, "SPEC", "remedy", REMEDIES, "--remedy", show_default="none")]
+Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", METRICS)]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 STUCK_AFTER = 6 * 3600.0
@@ -66,7 +166,7 @@ DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"
 class NetworkOptions:
     """Options that change a model: its mask, depth and remedies, and how random weights are drawn."""
 
-    mask: Annotated[str | None, option(NETWORK, "MASK", "mask", names.MASKS)] = None
+    mask: Annotated[str | None, option(NETWORK, "MASK", "mask", MASKS)] = None
     layers: Layers = None
     remedy: Remedies = None
     init: Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")] = None
@@ -78,7 +178,7 @@ class MeasuredNetwork(NetworkOptions):
     """Options of the network of `measure`, and of where it runs."""
 
     model: Model = "minilm"
-    variants: Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)] = "san,san+mlp,san+skip,transformer"
+    variants: Annotated[str, option(NETWORK, "NAMES", "variants", VARIANTS)] = "san,san+mlp,san+skip,transformer"
     device: Device = "cpu"
     stream: Stream = False
     on: On = None
@@ -90,9 +190,9 @@ class TextOptions:
     """Options that say what a network reads; without `text` it is the bundled prose."""
 
     text: Annotated[
-        str | None, option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=names.text_named)
+        str | None, option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=text_named)
     ] = None
-    split: Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)] = "auto"
+    split: Annotated[str, option(TEXT, "NAME", "split", SPLITS)] = "auto"
     field: Annotated[str, option(TEXT, "NAME", "field")] = "text"
     samples: Annotated[int | None, option(TEXT, "N", "samples", min=1)] = 4
     max_length: Annotated[int, option(TEXT, "N", "max_length", min=1)] = 128
@@ -111,7 +211,7 @@ class MetricOptions:
     """Options that say what is measured of a network."""
 
     metrics: Metrics = DEFAULT_METRICS
-    arithmetic: Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))] = "deviation"
+    arithmetic: Annotated[str, option(RESULT, "NAMES", "arithmetic", (*ARITHMETICS, "all"))] = "deviation"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ on an input, next to what is measured."""
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from rankscope.cli import inputs, names
+from rankscope.cli import inputs
 from rankscope.cli import options as opt
 from rankscope.cli.output import open_store, require_same_network, where_written, with_manifest, write_figures
 from rankscope.cli.show import Interruption, machine, progress, say, say_report, show_tables, steps
@@ -141,7 +141,7 @@ class TheoremOptions:
     """Options that say which theorems are evaluated, on tokens of which size."""
 
     scale: Annotated[float, opt.option(opt.TEXT, "FACTOR", "scale")] = 1.0
-    theorems: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "theorems", names.THEOREMS, show_default="all")] = (
+    theorems: Annotated[str | None, opt.option(opt.RESULT, "NAMES", "theorems", opt.THEOREMS, show_default="all")] = (
         None
     )
     threshold: opt.Threshold = 1e-6

@@ -17,8 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from rankscope.cli.inputs import fallback_lines, random_weights_lines
-from rankscope.cli.names import CONTROLS
-from rankscope.cli.options import PrintOptions
+from rankscope.cli.options import CONTROLS, PrintOptions
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile, Summary

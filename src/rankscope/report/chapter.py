@@ -68,11 +68,6 @@ class Chapter:
             )
         return [note for note in notes if note]
 
-    @property
-    def command(self) -> str:
-        """The command line that made it."""
-        return self.run.manifest.command or ""
-
     def weights(self) -> Iterator[tuple[str, int]]:
         """(kind of part, characters) of all that weighs something."""
         for section in self.sections:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import RankscopeError, SettingError, require
-from rankscope.figures import Chart
+from rankscope.figures import Chart, Formula
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.paths import ByLength, carried, decompose
@@ -184,12 +184,7 @@ def curve_section(measured: Mapping[str, PageMeasurement]) -> Section:
     section = Profile.join([measurement.profile(name) for name, measurement in measured.items()]).sections()[0]
     scales = dict(section.plots[0].views)
     views = [(scale, replace(scales[scale], legend=len(measured) > 1)) for scale in ("log", "linear")]
-    (table,) = section.tables
-    headings, *rows = zip(table.headings, *table.rows, strict=True)  # a card is narrow: layers stand below each other
-    table = replace(
-        table, headings=["layer", *headings[1:]], rows=rows, marked={(k - 1, row + 1) for row, k in table.marked}
-    )
-    return replace(section, plots=[replace(section.plots[0], views=views)], tables=[table])
+    return replace(section, plots=[replace(section.plots[0], views=views)])
 
 
 def curve_words(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
@@ -233,7 +228,7 @@ def bounds_section(certificates: Certificates) -> Section:
     views: Views = []
     for name, _ in Counter(bound.quantity for bound in shown).most_common():
         (chart,) = Certificates(rows.filter(quantity=name), certificates.manifest).charts()
-        views.append(apart(QUANTITIES.get(name, name), chart, title=quantity(name).symbol))
+        views.append(apart(QUANTITIES.get(name, name), chart, title=Formula(quantity(name).symbol)))
     (section,) = certificates.sections()
     plots = [Plot("bounds", views)] if views else []
     return replace(section, sentence=bounds_sentence(bounds), plots=plots, tables=[theorems_table(bounds)])
@@ -250,7 +245,7 @@ def theorems_table(bounds: list[BoundView]) -> Table:
     return Table("", ["", ""], rows, marked, wordy=True)
 
 
-def apart(label: str, chart: Chart, panel: int = 0, title: str = "") -> tuple[str, Chart]:
+def apart(label: str, chart: Chart, panel: int = 0, title: Formula | str = "") -> tuple[str, Chart]:
     """A panel as a view of its own, with this label; `title` stands along an axis that has none."""
     alone = chart.alone(panel)
     (shown,) = alone.panels

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import console, machine, names, say
+from rankscope.cli import console, machine, say
 from rankscope.cli import options as opt
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ def explore(
         opt.argument(
             "MODEL",
             "explored",
-            names.MODELS,
+            opt.MODELS,
             show_default=False,
-            callback=lambda models: models and [*map(names.model_named, models)],
+            callback=lambda models: models and [*map(opt.model_named, models)],
         ),
     ] = None,
     page: opt.PageOptions = opt.PageOptions(),
@@ -40,7 +40,7 @@ def explore(
     if named and not printing.silent:
         say(f"Loading {', '.join(named)} ...")
     for name in named:
-        names.say_hub(name, printing.silent)
+        opt.say_hub(name, printing.silent)
     networks = NetworkCache({name: named_network(name) for name in named}, at_hand)
     say_address("Explorer", address, printing, models=networks.names)
     serve(networks, listening, None if page.no_open else address)

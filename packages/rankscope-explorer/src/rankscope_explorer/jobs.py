@@ -52,20 +52,15 @@ class PageJob:
         self.until = float("inf")
         self.ended = threading.Event()
         """Set when the computation has stopped."""
-        self._off = threading.Event()
+        self.cancelled = False
 
     def cancel(self) -> None:
         """Ask the computation to stop at its next check, or never to start."""
-        self._off.set()
-
-    @property
-    def cancelled(self) -> bool:
-        """True once `cancel` was called."""
-        return self._off.is_set()
+        self.cancelled = True
 
     def check(self) -> None:
         """Raise `JobCancelled` if the computation was cancelled, `LateError` if it takes too long."""
-        if self._off.is_set():
+        if self.cancelled:
             raise JobCancelled
         if time.monotonic() > self.until:
             sentence = f"an answer may take {self.seconds:g} s; this one takes longer: take fewer layers or tokens"

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rankscope.errors import SettingError, require, require_one_of
 from rankscope.nets import Architecture, Transformer
@@ -38,7 +39,7 @@ class NetworkCache:
         self._later = [name for name in later if name not in self._nets]
         self._random: OrderedDict[str, Transformer] = OrderedDict()
         self._with_remedies: OrderedDict[Controls, Transformer] = OrderedDict()
-        self._norms: dict[int, WeightNorms] = {}
+        self._norms: WeakKeyDictionary[Transformer, WeightNorms] = WeakKeyDictionary()
         self._lock = threading.RLock()  # measurements and forecasts take networks in threads of their own
         self.forecasting = threading.Lock()
         """Held by a forecast: loading changes torch's default dtype for all threads, so the two take turns."""
@@ -67,13 +68,13 @@ class NetworkCache:
                     net = net.with_remedy(chosen)
                 self._with_remedies[key] = net
                 while len(self._with_remedies) > MOST_RANDOM:
-                    self._forget(self._with_remedies.popitem(last=False)[1])
+                    self._with_remedies.popitem(last=False)
             self._with_remedies.move_to_end(key)
             return self._with_remedies[key]
 
     def norms(self, net: Transformer) -> WeightNorms:
         """Norms of a network's weights that theorems have computed; kept as long as the network is."""
-        return self._norms.setdefault(id(net), WeightNorms())
+        return self._norms.setdefault(net, WeightNorms())
 
     def holds(self, controls: Controls) -> bool:
         """True unless the controls name a random network, or one with remedies, that is no longer kept."""
@@ -109,14 +110,11 @@ class NetworkCache:
         if key not in self._random:
             self._random[key] = fresh(shape.architecture(), shape.seed, shape.init, name=RANDOM)
             while len(self._random) > MOST_RANDOM:
-                self._forget(self._random.popitem(last=False)[1])
+                self._random.popitem(last=False)
             for dropped in [kept for kept in self._with_remedies if not self.holds(kept)]:
-                self._forget(self._with_remedies.pop(dropped))
+                del self._with_remedies[dropped]
         self._random.move_to_end(key)
         return self._random[key]
-
-    def _forget(self, net: Transformer) -> None:
-        self._norms.pop(id(net), None)
 
 
 def _with_remedies_alone(controls: Controls) -> Controls:

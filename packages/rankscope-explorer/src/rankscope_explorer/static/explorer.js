@@ -284,7 +284,13 @@ function drawPart(name) {
   if (!$(name + "-table")) return;
   $(name + "-table").hidden = shown !== "table";
   $(name + "-table").style.maxHeight = `${height}px`;
-  if (shown === "table") $(name + "-table").replaceChildren(tabular(table));
+  if (shown === "table") $(name + "-table").replaceChildren(tabular(name === "curve" ? upright(table) : table));
+}
+
+// A card is narrow: layers stand below each other.
+function upright({ headings, rows, marked, ...rest }) {
+  const body = headings.slice(1).map((layer, at) => [layer, ...rows.map((cells) => cells[at + 1])]);
+  return { ...rest, headings: ["layer", ...rows.map(([variant]) => variant)], rows: body, marked: marked.map(([row, column]) => [column - 1, row + 1]) };
 }
 
 function choices(name, labels, shown) {

@@ -10,7 +10,6 @@ from rankscope.cli import (
     command_line,
     console,
     machine,
-    names,
     progress,
     require_report,
     say,
@@ -38,7 +37,7 @@ class RemedyStudyOptions:
 
     model: opt.Model = "minilm"
     remedy: Annotated[
-        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedies", names.REMEDIES, "--remedy", show_default="all")
+        list[str] | None, opt.option(opt.NETWORK, "SPEC", "remedies", opt.REMEDIES, "--remedy", show_default="all")
     ] = None
     seeds: Annotated[
         int, opt.option(opt.SIZE, "N", "The number of random networks of each kind, one for each seed.", min=1)

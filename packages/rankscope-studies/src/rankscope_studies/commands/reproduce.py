@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rankscope.cli import Interruption, console, ending, machine, names, progress, require_report, say, say_where
+from rankscope.cli import Interruption, console, ending, machine, progress, require_report, say, say_where
 from rankscope.cli import options as opt
 from rankscope_studies.commands.shared import FIGURES, AnyMachine, Full, complete_figure
 
@@ -26,7 +26,7 @@ class ReproduceOptions:
             opt.NETWORK,
             "NAMES",
             "Comma-separated hub ids or directories of trained models to use instead of MiniLM.",
-            names.MODELS[:1],
+            opt.MODELS[:1],
         ),
     ] = ""
     device: opt.Device = "cpu"

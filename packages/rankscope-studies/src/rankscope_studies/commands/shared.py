@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import names
 from rankscope.cli import options as opt
 
 FIGURES = {
@@ -27,4 +26,4 @@ AnyMachine = Annotated[
 
 def complete_figure(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a figure of the paper that was named before it."""
-    return names.complete_one(FIGURES.get(str(ctx.params.get("paper")), ()))(incomplete)
+    return opt.complete_one(FIGURES.get(str(ctx.params.get("paper")), ()))(incomplete)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rankscope.cli import names
+from rankscope.cli import options as names
 from tests.cli.running import process
 from tests.cli.test_app import commands
 
@@ -28,7 +28,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope_studies.commands.shared import FIGURES
 
     assert tuple(PRESETS) == names.PRESETS
-    assert names.PARTS == VARIANT_PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
+    assert names.PARTS == VARIANT_PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.SCHEMES
     assert tuple(METRICS.shipped) == names.METRICS and tuple(ARITHMETICS) == names.ARITHMETICS
     assert tuple(REMEDIES.shipped) == names.REMEDIES
     assert tuple(CRITERIA) == depth.CRITERIA and depth.SEARCHES == SEARCHES
