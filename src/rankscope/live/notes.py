@@ -1,7 +1,7 @@
 """What a watch says it did: as checks for the manifest, and as sentences for people.
 
 `Watch.profile` calls `describe_model` and `checks`, `Watch.notes` calls `notes`; both read the totals of a
-`Recorder`. `Monitor` calls `describe_model` for its manifest.
+`CallFollower`. `Monitor` calls `describe_model` for its manifest.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.live.model_call import WatchTotals
+from rankscope.live.model_call import WatchTotals, mask_in_doubt
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import ROUNDING, unit_of
 
@@ -133,8 +133,7 @@ def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals
     masks = results["masks_found"]
     sentences = [f"{padded}, by {' and '.join(masks)}."] if masks else []
     for name in results["masks_in_doubt"]:
-        either = f"{name} may be True at tokens or at padding, and nothing showed which"
-        sentences.append(f"{either}: every token counts; padding= or attention_mask= says it.")
+        sentences.append(f"{mask_in_doubt(name)}.")
     if results["calls_without_a_mask"] and not results["masks_in_doubt"]:
         where = "In some calls no" if masks else "No"
         sentences.append(f"{where} mask was found: every token counts as real; padding= says which are not.")
