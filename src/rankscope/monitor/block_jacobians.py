@@ -44,8 +44,8 @@ from rankscope.live import (
     same,
 )
 from rankscope.monitor.instrument import Instrument
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.probe import BlockFollower
-from rankscope.monitor.running_sums import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.shapes import Float
 from rankscope.sources import first_line

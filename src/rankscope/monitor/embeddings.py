@@ -36,8 +36,8 @@ from rankscope.live import (
 )
 from rankscope.metrics import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity, unit_of
 from rankscope.monitor.instrument import Instrument
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.probe import of_output
-from rankscope.monitor.running_sums import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.sources import first_line
 

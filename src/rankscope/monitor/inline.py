@@ -48,8 +48,8 @@ from rankscope.live import (
     submodules,
 )
 from rankscope.monitor.instrument import Instrument
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.probe import GRADIENT_METRIC, beside_plugins, gradient_norms, join_gradients, values_of
-from rankscope.monitor.running_sums import MetricValues
 
 # The measurements that operators hand tokens to: an operator's arguments can be no Python object.
 _by_id: WeakValueDictionary[int, "PassingMeasurement"] = WeakValueDictionary()

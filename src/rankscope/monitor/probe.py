@@ -34,7 +34,7 @@ from rankscope.live import (
     processes,
 )
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.running_sums import MetricValues, joined_stacks
+from rankscope.monitor.measurement import MetricValues, joined_stacks
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.sources import first_line
 

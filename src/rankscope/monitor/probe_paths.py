@@ -19,7 +19,7 @@ from torch import Tensor
 from rankscope.errors import MonitorError, RankscopeError, require
 from rankscope.live import arguments_of, isolated, processes
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.running_sums import MetricValues
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
