@@ -3,7 +3,7 @@
 from rankscope.live.attention import OBSERVERS, AttentionCall, AttentionObserver, OnAttention, WatchedBlocks
 from rankscope.live.attention.row_statistics import row_statistics
 from rankscope.live.attention.scores import AttentionScores, WrittenScores
-from rankscope.live.call_follower import CallFollower, has_listed_parts, in_backward, modules_around
+from rankscope.live.call_follower import CallFollower, has_listed_parts, modules_around
 from rankscope.live.hidden_states import (
     candidates_in,
     exchanged,
@@ -14,12 +14,13 @@ from rankscope.live.hidden_states import (
     sizes_in,
 )
 from rankscope.live.hooks import Hook, Hooks, isolated, to_float64_device, without_dropout
+from rankscope.live.model_call import WatchTotals
 from rankscope.live.modules import Blocks, NamedStacks, hooked, is_compiled, own_parameters, submodules, unwrapped
 from rankscope.live.notes import describe_model, layout_note
 from rankscope.live.padding import CallArguments, arguments_of, library_of, mask_arguments_of
 from rankscope.live.plan import Layers, Mask, Padding, WatchPlan, make_plan, make_plans
 from rankscope.live.processes import gathered, is_sharded, require_agreement, world_size
-from rankscope.live.stack_watch import StackWatch, block_hooks
+from rankscope.live.stack_watch import StackWatch, on_return
 from rankscope.live.state_readings import arithmetic_of
 from rankscope.live.tensor_parallel import TensorParallel, local_tokens
 from rankscope.live.watching import Watch, watch
@@ -27,10 +28,11 @@ from rankscope.live.watching import Watch, watch
 __all__ = [
     "AttentionCall", "AttentionObserver", "AttentionScores", "Blocks", "CallArguments", "CallFollower", "Hook", "Hooks",
     "Layers", "Mask", "NamedStacks", "OBSERVERS", "OnAttention", "Padding", "StackWatch", "TensorParallel", "Watch",
-    "WatchPlan", "WatchedBlocks", "WrittenScores", "arguments_of", "arithmetic_of", "block_hooks", "candidates_in",
+    "WatchPlan", "WatchTotals", "WatchedBlocks", "WrittenScores", "arguments_of", "arithmetic_of", "candidates_in",
     "describe_model", "exchanged", "floating_tensors", "gathered", "has_listed_parts", "hidden_states_in", "hooked",
-    "in_backward", "is_compiled", "is_sharded", "isolated", "layout_note", "library_of", "local_tokens", "make_plan",
-    "make_plans", "mask_arguments_of", "modules_around", "own_parameters", "require_agreement", "row_statistics",
+    "is_compiled", "is_sharded", "isolated", "layout_note", "library_of", "local_tokens", "make_plan",
+    "make_plans", "mask_arguments_of", "modules_around", "on_return", "own_parameters", "require_agreement",
+    "row_statistics",
     "rows_and_columns", "same", "sizes_in", "submodules", "to_float64_device", "unwrapped", "watch", "without_dropout",
     "world_size",
 ]  # fmt: skip

@@ -70,7 +70,7 @@ def event(method: Callable[..., None]) -> Callable[..., None]:
     @wraps(method)
     def contained(self: "CallFollower", *args: Any, **kwargs: Any) -> None:
         try:
-            if self.failure is None:
+            if self.recording and self.failure is None:
                 method(self, *args, **kwargs)
         except Exception as error:
             if self.plan.tensor_parallel is not None and self.call is not None:
@@ -112,22 +112,28 @@ class CallFollower:
         self, plan: WatchPlan, blocks: WatchedBlocks, modules: Sequence[nn.Module], contained: bool = False,
         in_passing: bool = False,
     ) -> None:  # fmt: skip
-        self.plan, self.blocks, self.contained, self.in_passing = plan, blocks, contained, in_passing
-        self.failure: Exception | None = None  # the first error that was contained
-        self.totals = WatchTotals()
-        self.read_before = False  # hidden states were read in the plan's layout before this follower was made
-        self._trained = False  # a training batch was read in train mode
+        self.plan, self.blocks, self.modules = plan, blocks, modules
+        self.contained, self.in_passing = contained, in_passing
         self.projections: OutputProjectionFinder | None = None
         if plan.wants("heads"):  # else not: with the follower it is a cycle, whose tensors Python frees later
             self.projections = OutputProjectionFinder(self.on_contributions, plan.tensor_parallel)
+        self.multihead = multihead_modules(modules)
+        self.read_before = False  # hidden states were read in the plan's layout before `restart`
+        self._turn = Lock()  # held where a call begins or ends: threads count their calls side by side
+        self.restart()
+
+    def restart(self, recording: bool = True) -> None:
+        """Forget what was read, and follow the calls that begin from now on, if they are to be recorded."""
+        self.recording = recording
+        self.failure: Exception | None = None  # the first error that was contained
+        self.totals = WatchTotals()
+        self._trained = False  # a training batch was read in train mode
         # Calls that are being measured, by the thread that they run in; None for one of which nothing more is read.
         self._calls: dict[Thread, ModelCall | None] = {}
         self._made_in = current_thread()
         self._stopping = False  # no call is to begin
-        self._turn = Lock()  # held where a call begins or ends: threads count their calls side by side
         self._depths: Counter[Thread] = Counter()  # by thread: calls of the model and around its blocks that run
-        self.weights = own_parameters(modules)  # of all modules in the blocks
-        self.multihead = multihead_modules(modules)
+        self._weights: list[Tensor] = []  # of all modules in the blocks, looked up at the first call
 
     @property
     def call(self) -> ModelCall | None:
@@ -351,6 +357,7 @@ class CallFollower:
             if call.left_out:
                 call.open.clear()
                 return
+            self.on_states(0, block, taken[0])
         if len(call.open) == 1:  # an observer may follow attention anyway
             unknown = not (self.multihead or compiled) and (call.readings is None or not self.plan.layout_known)
             followed = any(isinstance(listener, FunctionTracer) for listener in self.blocks.listeners)
@@ -390,8 +397,18 @@ class CallFollower:
         if (hidden := call.chain.gave(layer, self._whole(states), taken)) is not None:
             call.readings.states.read(layer, hidden)
             call.beside = [x for x in candidates_in(output) if x.shape != hidden.shape]
+        self.on_states(layer, block, output)
         if self.projections is not None:
             self.projections.block_left(block)
+
+    def on_states(self, layer: int, block: nn.Module, values: Any) -> None:
+        """For who wants more of a call than its readings; does nothing here.
+
+        Args:
+            layer: The layer, 0 for what the first block takes.
+            block: Its block, for layer 0 the first one.
+            values: What the block returned, or the first of what it takes, as the model holds it.
+        """
 
     @event
     def on_attention(self, attention: AttentionCall, left_out: bool = False) -> None:
@@ -482,7 +499,8 @@ class CallFollower:
 
     def _arithmetic_of(self, hidden: Tensor) -> torch.dtype:
         """The dtype that a call with these first hidden states runs in; noted, with the modes and dropout of blocks."""
-        totals, arithmetic = self.totals, arithmetic_of(self.weights, hidden)
+        self._weights = self._weights or own_parameters(self.modules)
+        totals, arithmetic = self.totals, arithmetic_of(self._weights, hidden)
         both = f"{totals.arithmetic} and now in {arithmetic}"
         sentence = f"a watch is of one arithmetic; this model ran in {both}: watch it anew"
         require(totals.arithmetic in (None, arithmetic), sentence, WatchError, "model")
@@ -540,8 +558,8 @@ class CallFollower:
             readings.states.read(*settled)
         call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
         if sorted(set(call.order)) != call.order and sorted(call.left) != [*range(1, len(call.left) + 1)]:
-            came = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
-            sentence = f"layers= counts blocks in the order of their calls; {came}"
+            received = f"the blocks called are number {', '.join(map(str, call.order))}: list them so in blocks="
+            sentence = f"layers= counts blocks in the order of their calls; {received}"
             require(self.plan.layers is None, sentence, WatchError, "layers")
             readings.states.numbers = {layer: k for k, layer in enumerate(sorted(call.left), start=1)}
             self.totals.orders.add(tuple(call.order))

@@ -70,8 +70,8 @@ class FirstInput:
         raw = None if plan.layout_known else exchanged(self.hidden, plan.layout)
         if raw is not None and (layout := layout_in_attention(raw.shape, attention.sizes)) is not None:
             if layout != plan.layout and self.was_read:
-                came = f"attention shows that they are {layout}: give layout={layout!r}"
-                raise WatchError(f"hidden states were read as {plan.layout}; {came}", subject="layout")
+                received = f"attention shows that they are {layout}: give layout={layout!r}"
+                raise WatchError(f"hidden states were read as {plan.layout}; {received}", subject="layout")
             plan.layout, plan.layout_known, self.assumes_layout = layout, True, True
             self.hidden = exchanged(raw, layout)
             self._find_mask()

@@ -24,11 +24,12 @@ from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.call_follower import CACHED, CallFollower, has_listed_parts, modules_around, parts_of
 from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import LeftOut
+from rankscope.live.model_call import WatchTotals
 from rankscope.live.modules import hooked, parts_in, submodules
 from rankscope.live.notes import checks, describe_model, dtype_name, notes
 from rankscope.live.plan import WatchPlan
 from rankscope.live.without import Removal
-from rankscope.profiles import Profile, ReadingRow, Readings, readings_table
+from rankscope.profiles import Profile, ReadingRow, readings_table
 from rankscope.runs import manifest_of
 
 AS_GIVEN = "as given"  # the variant of a model that nobody named
@@ -52,14 +53,14 @@ class StackWatch:
         self._modules, self._contained = (in_blocks, everywhere), contained
         self._of_this_thread = of_this_thread
         self._follower = CallFollower(plan, self._blocks, in_blocks, contained)
-        self._removal = Removal(model, plan) if plan.left_out else None
+        self._removal = Removal(model, plan) if plan.left_out.asked else None
         self._before, self._after = block_hooks(self._blocks, self._follower)
         self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: Hooks | None = None  # hooks and contexts that leaving undoes; None outside
 
     def __repr__(self) -> str:
-        return f"StackWatch({type(self.model).__name__}, {self.samples} samples in {self.calls} calls)"
+        return f"StackWatch({type(self.model).__name__}, {self.totals.samples} samples in {self.totals.calls} calls)"
 
     def __enter__(self) -> "StackWatch":
         require(self._stack is None, "this watch is already inside its with: use a second watch", WatchError, "watch")
@@ -110,7 +111,7 @@ class StackWatch:
 
     def profile(self, variant: str = AS_GIVEN) -> Profile:
         """What was measured so far, under the name `variant`; as in `Watch.profile`."""
-        totals = self._follower.totals
+        totals = self.totals
         sentence = "the model was not called in watch: call model(...), not its forward"
         require(totals.calls, sentence, WatchError, "model")
         if not totals.samples:
@@ -130,14 +131,9 @@ class StackWatch:
         return Profile(readings_table(entries, variant, arithmetic), manifest)
 
     @property
-    def samples(self) -> int:
-        """The number of samples that were measured so far."""
-        return self._follower.totals.samples
-
-    @property
-    def calls(self) -> int:
-        """The number of calls of the model so far."""
-        return self._follower.totals.calls
+    def totals(self) -> WatchTotals:
+        """What was measured in all calls so far, and what was noticed."""
+        return self._follower.totals
 
     @property
     def failure(self) -> Exception | None:
@@ -145,19 +141,9 @@ class StackWatch:
         return self._follower.failure
 
     @property
-    def readings(self) -> list[tuple[int, Readings]]:
-        """(layer, readings of its metrics), call by call."""
-        return [(layer, rows) for layer, _, rows in self._follower.totals.readings]
-
-    @property
-    def valid(self) -> Tensor:
-        """Which tokens of the last call that was measured are no padding, `[batch, token]`; of no call, none are."""
-        return self._follower.totals.valid
-
-    @property
     def notes(self) -> list[str]:
         """What was done and found so far, in sentences."""
-        return notes(self.plan, self._follower.totals, [*self._changes])
+        return notes(self.plan, self.totals, [*self._changes])
 
     @property
     def states(self) -> dict[int, list[Tensor]]:
@@ -174,14 +160,9 @@ class StackWatch:
         """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`; see `Watch`."""
         return {layer: torch.cat(means) for layer, means in self._kept("embeddings").items()}
 
-    @property
-    def arithmetic(self) -> torch.dtype:
-        """The coarsest dtype that the model computed in; float64 before it was called."""
-        return self._follower.totals.arithmetic or torch.float64
-
     def _named(self, variant: str) -> str:
         """The name of the model in the table, with what is left out."""
-        if not self.plan.left_out:
+        if not self.plan.left_out.asked:
             return variant
         out = f"without {', '.join(self.plan.left_out.asked)}"
         return out if variant == AS_GIVEN else f"{variant} {out}"
@@ -202,7 +183,7 @@ class StackWatch:
     def _kept(self, what: str) -> dict[int, list[Tensor]]:
         sentence = f"{what} are kept when asked for: watch(model, keep={what!r})"
         require(what in self.plan.keep, sentence, WatchError, "keep")
-        return dict(sorted(self._follower.totals.kept[what].items()))
+        return dict(sorted(self.totals.kept[what].items()))
 
     def _observe_attention(self, hooks: Hooks) -> None:
         """Attach the first observer that applies; one watch at a time may observe a block."""
@@ -245,20 +226,20 @@ def block_hooks(blocks: WatchedBlocks, follower: Any) -> tuple[HooksOfModules, H
     for block in blocks:
         position = follower.plan.blocks.index(block) + 1
         if isinstance(block, nn.ModuleList):
-            called, returned = partial(lists.part_called, position, block), _on_return(lists.part_returned)
+            called, returned = partial(lists.part_called, position, block), on_return(lists.part_returned)
         else:
             called = partial(follower.enter_block, position)
-            returned = _on_return(partial(follower.leave_block, position))
+            returned = on_return(partial(follower.leave_block, position))
         calls += [(part, called) for part in parts_of(block)]
         returns += [(part, returned) for part in parts_of(block)]
     calls += [(module, follower.on_multihead) for module in follower.multihead]
     if has_listed_parts(blocks):
-        returns.append((outer[-1], _on_return(lambda module, output, failed: lists.end_block(failed))))
-    ended = _on_return(lambda module, output, failed: follower.end_call(failed))
+        returns.append((outer[-1], on_return(lambda module, output, failed: lists.end_block(failed))))
+    ended = on_return(lambda module, output, failed: follower.end_call(failed))
     return calls, returns + [(module, ended) for module in outer]
 
 
-def _on_return(returned: Callable[[nn.Module, Any, bool], None]) -> HookFunction:
+def on_return(returned: Callable[[nn.Module, Any, bool], None]) -> HookFunction:
     """A hook that calls `returned` with the module, its output and whether it failed, also while it raises."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:

@@ -4,10 +4,10 @@
 measured, the loop calls the model, and after the step it takes `values()` or, if the step is not measured, calls
 `record` again, which drops them. In both a `CallFollower` (`live/call_follower.py`) follows the calls of the model.
 
-- `PassingMeasurement` reads metrics of tokens, and gradients at the tokens. Its hooks stay attached, and report to the
-  follower if the step is recorded. In compiled code they call custom operators (`rankscope::passed`) that hand the
-  tokens over and return nothing: each is one node of the graph, without a graph break. Whether the step is recorded is
-  decided inside the operator when it runs, so there is no second graph.
+- `PassingMeasurement` reads metrics of tokens, and gradients at the tokens. It is a follower itself, whose hooks stay
+  attached, and follow the calls of a step that is recorded. In compiled code they call custom operators
+  (`rankscope::passed`) that hand the tokens over and return nothing: each is one node of the graph, without a graph
+  break. Whether the step is recorded is decided inside the operator when it runs, so there is no second graph.
 - `WatchMeasurement` enters a `StackWatch` for the steps that are recorded. Metrics of attention and heads need
   that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
 
@@ -37,14 +37,14 @@ from rankscope.live import (
     StackWatch,
     WatchedBlocks,
     WatchPlan,
-    block_hooks,
+    WatchTotals,
     has_listed_parts,
-    in_backward,
     is_compiled,
     library_of,
     local_tokens,
     mask_arguments_of,
     modules_around,
+    on_return,
     submodules,
 )
 from rankscope.monitor.instrument import Instrument
@@ -67,28 +67,28 @@ def _called(mask: Tensor | None, name: str, shapes: Sequence[int], grad: bool, s
         seen: The tensor that operators write to, so that the compiler neither removes nor moves them.
         of: The id of the measurement.
     """
-    if (measurement := _by_id.get(of)) is None or measurement.follower is None:
+    if (measurement := _by_id.get(of)) is None or not measurement.recording:
         return
-    arguments, numbers = CallArguments() if mask is None else CallArguments({name: mask}), iter(shapes)
-    for floating in numbers:
-        shape = [next(numbers) for _ in range(next(numbers))]
+    arguments, sizes = CallArguments() if mask is None else CallArguments({name: mask}), iter(shapes)
+    for floating in sizes:
+        shape = [next(sizes) for _ in range(next(sizes))]
         dtype = torch.float32 if floating else torch.int64
         arguments[f"argument {len(arguments)}"] = torch.empty(shape, dtype=dtype, device="meta")
     arguments.library = library_of(measurement.announcer)
     arguments.of_encoder_too = measurement.announcer in measurement.plan.around_both
-    measurement.follower.announce_call(arguments, measurement.announcer.training, grad)
+    measurement.announce_call(arguments, measurement.announcer.training, grad)
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
 def _passed(x: Tensor, seen: Tensor, of: int, position: int) -> None:
     """Hand over from compiled code what the block of this position returned or, at position 0, what the first takes."""
-    if (measurement := _by_id.get(of)) is None or (follower := measurement.follower) is None:
+    if (measurement := _by_id.get(of)) is None:
         return
     block = measurement.plan.blocks[max(position, 1) - 1]
     if position:
-        follower.block_passed(position, block, x)
+        measurement.block_passed(position, block, x)
     else:
-        follower.enter_block(1, block, (x,), {}, compiled=True)
+        measurement.enter_block(1, block, (x,), {}, compiled=True)
 
 
 def tokens_in(block: nn.Module, values: Any) -> Tensor:
@@ -96,162 +96,120 @@ def tokens_in(block: nn.Module, values: Any) -> Tensor:
     states = [values] if isinstance(values, Tensor) else values.values() if isinstance(values, dict) else values
     states = [x for x in states if isinstance(x, Tensor) and (x is values or (x.is_floating_point() and x.ndim == 3))]
     if len(states) != 1:
-        came = f"{type(block).__name__} returns {len(states)} tensors [batch, token, width]: give a probe"
-        raise MonitorError(f"of training batches a block's output must be its tokens; {came}", subject="blocks")
+        received = f"{type(block).__name__} returns {len(states)} tensors [batch, token, width]: give a probe"
+        raise MonitorError(f"of training batches a block's output must be its tokens; {received}", subject="blocks")
     return states[0]
 
 
-class PassingMeasurement:
-    """Reads metrics of tokens, and gradients at the tokens if the model is not compiled. It has the events of a
-    `CallFollower`, to which `block_hooks` report, and hands them on while a step is recorded."""
+class PassingMeasurement(CallFollower):
+    """Follows training batches: reads metrics of tokens, and gradients at the tokens if the model is not compiled."""
 
     def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
-        self.plan, self.contained = plan, False
-        self.follower: CallFollower | None = None  # of the step that is recorded
-        self.read_before = False  # an earlier step was read
-        self.gradients: list[tuple[object, int, Tensor]] = []  # totals of the follower, layer, norms of samples
+        blocks = WatchedBlocks(model, plan.blocks)
+        super().__init__(plan, blocks, blocks.modules()[0], in_passing=True)
+        self.record(False)
         self.seen = torch.zeros(1, device="cpu")
         _by_id[id(self)] = self
-        self.blocks = WatchedBlocks(model, plan.blocks)
-        self._modules = self.blocks.modules()[0]
-        self.multihead = CallFollower(plan, self.blocks, self._modules).multihead  # to hook
         outer = [model, *modules_around(model, plan.blocks[0])]
         # Hooks of the outermost module run outside of compiled code: the next one inside announces, if there is one.
         self.announcer = outer[1] if outer[1:] else model
         self.masks = mask_arguments_of(self.announcer, plan.decoder, self.announcer in plan.around_both)
         self._hooks = Hooks()
-        before, after = block_hooks(self.blocks, self)
-        for module, hook in before:
-            hook = self._beside_compiled(hook, module is self.announcer) if module in outer else hook
-            self._hooks.attach(module, hook, before=True, with_kwargs=True)
-        for module, hook in after:
-            hook = self._beside_compiled(hook, False) if module in outer else hook
-            self._hooks.attach(module, hook, always_call=True)
+        before, after = partial(self._attach, before=True, with_kwargs=True), partial(self._attach, always_call=True)
+        for module in outer:
+            announce = self._announce if module is self.announcer else None
+            before(module, partial(self.begin_call, alone=module is not model), announce)
+        for block in blocks:
+            position = plan.blocks.index(block) + 1
+            before(block, partial(self.enter_block, position), self._hand_over_input if position == 1 else None)
+            after(block, on_return(partial(self.leave_block, position)), partial(self._hand_over, position))
+        for module in self.multihead:
+            before(module, partial(self.on_multihead))
+        for module in outer:
+            after(module, on_return(lambda module, output, failed: self.end_call(failed)))
 
-    @property
-    def recording(self) -> bool:
-        """True while a step is recorded."""
-        return self.follower is not None
+    def _attach(
+        self, module: nn.Module, hook: Callable[..., None], compiled: Callable[..., None] | None = None, **options: bool
+    ) -> None:
+        """Attach a hook that runs beside compiled code while a step is recorded, and another that is `compiled` into
+        it, where it calls an operator."""
+        direct = torch._disable_dynamo(hook)  # type: ignore[no-untyped-call]
 
-    @property
-    def has_recorded(self) -> bool:
-        """True if something was read since `record`."""
-        return self.follower is not None and self.follower.has_read
+        def call(*args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                if self.recording:
+                    direct(*args)
+            elif compiled is not None:
+                compiled(*args)
+
+        for function in (call, Hook.__call__):  # not compiled by themselves
+            torch._dynamo.decorators.skip_code(function.__code__)  # type: ignore[attr-defined]
+        self._hooks.attach(module, call, **options)
 
     def record(self, on: bool) -> None:
         """Drop what was read, and read the next step or not."""
-        self.gradients, self.follower = [], None
-        if on:
-            self.follower = CallFollower(self.plan, self.blocks, self._modules, self.contained, in_passing=True)
-            self.follower.read_before = self.read_before
+        self.gradients: list[tuple[WatchTotals, int, Tensor]] = []  # with the totals of that time: layer, norms
+        self.restart(recording=on)
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called, or if a hook failed."""
-        follower, values = self.follower, MetricValues()
-        if follower is not None:
-            follower.end_announced()
-            if follower.failure is not None:
-                raise follower.failure
-            if follower.totals.orders:
-                came = "one came again, or before its turn: list them so in blocks=, one as often as it is called"
-                sentence = f"blocks must be listed in the order in which they are called; {came}"
-                raise MonitorError(sentence, subject="blocks")
-            for totals, layer, norms in self.gradients if follower.totals.samples else ():
-                if totals is follower.totals:  # else of an evaluation
-                    values.add(layer, GRADIENT_METRIC, norms)
-            for layer, _, readings in follower.totals.readings:
-                values.add_readings(layer, readings)
-            self.read_before |= bool(values)
-        if not values:
+        self.end_announced()
+        if self.failure is not None:
+            raise self.failure
+        if self.totals.orders:
+            received = "one came again, or before its turn: list them so in blocks=, one as often as it is called"
+            sentence = f"blocks must be listed in the order in which they are called; {received}"
+            raise MonitorError(sentence, subject="blocks")
+        if not self.totals.samples:
             expected = "training batches are measured while the model is called with gradients, through its hooks"
             what = f"its {self.plan.name}" if self.plan.name else "it"
             raise MonitorError(f"{expected}; in this step {what} was not: call model(...)", subject="model")
+        values, self.read_before = MetricValues(), True
+        for totals, layer, norms in self.gradients:
+            if totals is self.totals:  # else of an evaluation
+                values.add(layer, GRADIENT_METRIC, norms)
+        for layer, _, readings in self.totals.readings:
+            values.add_readings(layer, readings)
         return values
 
     def close(self) -> None:
         """Remove the hooks from the model."""
-        self.follower = None
+        self.recording = False
         _by_id.pop(id(self), None)
         self._hooks.close()
 
-    def begin_call(self, module: nn.Module, args: Any, kwargs: dict[str, Any], alone: bool) -> None:
-        """Begin a call of the model or, `alone`, of a module around the blocks."""
-        if self.follower is not None:
-            self.follower.begin_call(module, args, kwargs, alone)
+    def on_states(self, layer: int, block: nn.Module, values: Any) -> None:
+        """Have the backward pass note the gradient at the tokens of a layer."""
+        x = values if layer == 0 else tokens_in(block, values)
+        if not isinstance(x, Tensor) or not x.requires_grad or not self.plan.measures(layer):
+            return
+        totals = self.totals
 
-    def end_call(self, failed: bool) -> None:
-        """End a call."""
-        if self.follower is not None:
-            self.follower.end_call(failed)
+        def on_gradient(gradient: Tensor) -> None:
+            handle.remove()
+            if self.recording:
+                self.guarded(lambda: self.gradients.append((totals, layer, gradient_norms(self.plan, gradient))))
 
-    def enter_block(self, position: int, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Enter a block of this position."""
-        hidden = kwargs.get("hidden_states", args[0] if args else next(iter(kwargs.values()), ()))
-        if torch.compiler.is_compiling():
-            if position == 1:
-                _passed(local_tokens(tokens_in(block, hidden).detach()), self.seen, id(self), 0)
-        elif (follower := self.follower) is not None:
-            follower.enter_block(position, block, args, kwargs)
-            first = (call := follower.call) is not None and call.order == [position] and not call.left_out
-            if first and isinstance(hidden, Tensor) and not in_backward():
-                self._follow_gradient(follower, 0, hidden)
+        handle = x.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    def leave_block(self, position: int, block: nn.Module, output: Any, failed: bool) -> None:
-        """Leave the block of this position."""
-        if torch.compiler.is_compiling():  # an error is one of its compilation
-            _passed(local_tokens(tokens_in(block, output).detach()), self.seen, id(self), position)
-        elif (follower := self.follower) is not None and (call := follower.call) is not None and not call.left_out:
-            x: Any = None
-            if not failed and not in_backward():
-                follower.guarded(lambda: tokens_in(block, output))
-                x = output if follower.call is None else tokens_in(block, output)
-            follower.leave_block(position, block, x, failed)
-            if isinstance(x, Tensor) and call.left:
-                self._follow_gradient(follower, call.left[-1], x)
-
-    def on_multihead(self, module: nn.MultiheadAttention, args: Any, kwargs: dict[str, Any]) -> None:
-        """An `nn.MultiheadAttention` in a block is called."""
-        if not torch.compiler.is_compiling() and self.follower is not None:
-            self.follower.on_multihead(module, args, kwargs)
-
-    def _beside_compiled(self, hook: Callable[..., None], announces: bool) -> Callable[..., None]:
-        """A hook of the model, or of a module around the blocks, that runs beside compiled code and not in it; in it,
-        a call is announced by an operator."""
-        direct = torch._disable_dynamo(hook)  # type: ignore[no-untyped-call]
-
-        def call(module: nn.Module, args: Any, *more: Any) -> None:
-            if not torch.compiler.is_compiling():
-                direct(module, args, *more)
-            elif announces:
-                self._announce(args, *more)
-
-        for function in (call, Hook.__call__):  # not compiled by themselves
-            torch._dynamo.decorators.skip_code(function.__code__)  # type: ignore[attr-defined]
-        return call
-
-    def _announce(self, args: Any, kwargs: dict[str, Any]) -> None:
+    def _announce(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Announce a call in compiled code: its padding mask, the shapes of its arguments, and its mode."""
         named: tuple[str, Tensor | None] = ("", None)
         for name, position in reversed(self.masks):
             mask = kwargs.get(name, args[position] if position < len(args) else None)
             named = (name, mask) if isinstance(mask, Tensor) else named
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        shapes = [number for x in tensors for number in (int(x.is_floating_point()), x.ndim, *x.shape)]
+        shapes = [size for x in tensors for size in (int(x.is_floating_point()), x.ndim, *x.shape)]
         _called(named[1], named[0], shapes, torch.is_grad_enabled(), self.seen, id(self))
 
-    def _follow_gradient(self, follower: CallFollower, layer: int, x: Tensor) -> None:
-        """Have the backward pass note the gradient at the tokens of a layer."""
-        if not x.requires_grad or not self.plan.measures(layer):
-            return
-        totals = follower.totals
+    def _hand_over_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Hand over in compiled code what the first block takes."""
+        values = kwargs.get("hidden_states", args[0] if args else next(iter(kwargs.values()), ()))
+        self._hand_over(0, block, args, values)
 
-        def on_gradient(gradient: Tensor) -> None:
-            handle.remove()
-            if self.follower is follower:
-                noted = self.gradients
-                follower.guarded(lambda: noted.append((totals, layer, gradient_norms(self.plan, gradient))))
-
-        handle = x.register_hook(on_gradient)  # type: ignore[no-untyped-call]
+    def _hand_over(self, position: int, block: nn.Module, args: Any, values: Any) -> None:
+        """Hand over in compiled code what a block returned; an error is one of the compilation."""
+        _passed(local_tokens(tokens_in(block, values).detach()), self.seen, id(self), position)
 
 
 class WatchMeasurement:
@@ -267,9 +225,9 @@ class WatchMeasurement:
         return self.watch is not None
 
     @property
-    def has_recorded(self) -> bool:
+    def has_read(self) -> bool:
         """True if something was read since `record`."""
-        return self.watch is not None and bool(self.watch.readings)
+        return self.watch is not None and bool(self.watch.totals.samples)
 
     def record(self, on: bool) -> None:
         """Drop what was read, and read the next step or not."""

@@ -131,8 +131,8 @@ class MetricValues:
         if not isinstance(value, Tensor) or value.ndim == 0:
             value = torch.as_tensor(value, dtype=torch.float64, device="cpu")[None]
         if value.ndim > 2:
-            came = f"got a tensor {tuple(value.shape)} of {metric}"
-            raise MonitorError(f"values must be a number, [sample] or [sample, head]; {came}", subject="value")
+            received = f"got a tensor {tuple(value.shape)} of {metric}"
+            raise MonitorError(f"values must be a number, [sample] or [sample, head]; {received}", subject="value")
         floor = torch.zeros_like(value) if floor is None else floor
         self.parts.setdefault((layer, metric, value.ndim == 2), []).append((value, floor))
 

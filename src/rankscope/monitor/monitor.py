@@ -240,9 +240,9 @@ class Monitor:
     def require_one_stack(self, option: str, expected: str = "") -> None:
         """Raise where the model has several stacks of blocks, of which this option is only for one."""
         way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
-        came = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
+        received = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
         expected = expected or f"{option} is about one stack of blocks"
-        require(len(self.plans) == 1, f"{expected}; {came}", MonitorError, option)
+        require(len(self.plans) == 1, f"{expected}; {received}", MonitorError, option)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -292,8 +292,10 @@ class Monitor:
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
         first, calls = self.schedule.first, self.schedule.counted
         if calls > 1 and self.steps // self.every == first // self.every:
-            came = f"monitor.step was called {calls} times, and has come to step {self.steps}"
-            notes.append(f"no step after {first} was measured: one is at each multiple of every={self.every}; {came}")
+            received = f"monitor.step was called {calls} times, and has come to step {self.steps}"
+            notes.append(
+                f"no step after {first} was measured: one is at each multiple of every={self.every}; {received}"
+            )
         return notes
 
     def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
@@ -335,7 +337,7 @@ class Monitor:
         self._refuse_earlier()
         if self.last is not None and self.last.step == self.steps:
             return self.last
-        if self.batches is not None and not any(part.has_recorded for part in self.batches.stacks.values()):
+        if self.batches is not None and not any(part.has_read for part in self.batches.stacks.values()):
             self._overdue = True
             self._prepare_recording()
             return None

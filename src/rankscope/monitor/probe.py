@@ -150,9 +150,11 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
         return value if isinstance(value, Tensor) and value.requires_grad else None
     value = of_output("loss", loss, output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        received = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
-        raise MonitorError(f"loss must give a tensor of one number, with a gradient; got {came}{cut}", subject="loss")
+        raise MonitorError(
+            f"loss must give a tensor of one number, with a gradient; got {received}{cut}", subject="loss"
+        )
     return value
 
 
@@ -311,10 +313,10 @@ def beside_plugins(plans: Sequence[WatchPlan], read: Callable[[], T]) -> T:
 def values_of(watch: StackWatch) -> MetricValues:
     """What a watch has read of a stack; raises if that is nothing, and says why."""
     values = MetricValues()
-    for layer, readings in watch.readings:
+    for layer, _, readings in watch.totals.readings:
         values.add_readings(layer, readings)
-    if watch.valid.numel():
-        watch.plan.tokens = int(watch.valid.sum(-1).max())
+    if (valid := watch.totals.valid).numel():
+        watch.plan.tokens = int(valid.sum(-1).max())
     if not values:
         try:
             watch.profile()  # raises

@@ -58,8 +58,8 @@ class ProbePaths(Instrument):
         if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
         self.model, model = self.monitor.model, self.monitor.wrapped
-        came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
-        sentence = f"paths need all weights on one process; {came}"
+        received = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
+        sentence = f"paths need all weights on one process; {received}"
         require(not processes.is_sharded(model), sentence, MonitorError, "paths_every")
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
         try:

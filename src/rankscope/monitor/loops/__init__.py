@@ -19,9 +19,9 @@ def named_options(callback: str, positional: Sequence[object], options: Mapping[
     """
     are_metrics = "metrics" not in options and isinstance(next(iter(positional), None), str | list | tuple | Metric)
     if nameless := positional[are_metrics:]:
-        came = f"received a {type(nameless[0]).__name__} without one"
+        received = f"received a {type(nameless[0]).__name__} without one"
         expected = f"{callback} takes its options by name, but for metrics as the first"
-        raise MonitorError(f"{expected}; {came}: {callback}(metrics, probe=batch)", subject="options")
+        raise MonitorError(f"{expected}; {received}: {callback}(metrics, probe=batch)", subject="options")
     known = [name for name in OPTIONS if name not in ("model", "step")]
     for name in options:
         require_one_of(f"an option of {callback}", name, known, MonitorError, name)
