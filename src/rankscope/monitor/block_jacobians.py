@@ -111,10 +111,8 @@ def returned_states(output: Any, taken: Tensor, grid: bool) -> Tensor:
     """The hidden states in what a block returned: the one tensor of the shape that it took."""
     states = [x for x in candidates_in(output, grid) if x.shape == taken.shape]
     if len(states) != 1:
-        received = f"a block returned {len(states)} of the shape {tuple(taken.shape)} that it took"
-        raise MonitorError(
-            f"the hidden states that a block returns must be one tensor; {received}", subject="jacobians"
-        )
+        several = f"a block returned {len(states)} of the shape {tuple(taken.shape)} that it took"
+        raise MonitorError(f"the hidden states that a block returns must be one tensor; {several}", subject="jacobians")
     return states[0]
 
 

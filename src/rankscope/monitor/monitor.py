@@ -292,10 +292,8 @@ class Monitor:
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
         first, calls = self.schedule.first, self.schedule.counted
         if calls > 1 and self.steps // self.every == first // self.every:
-            received = f"monitor.step was called {calls} times, and has come to step {self.steps}"
-            notes.append(
-                f"no step after {first} was measured: one is at each multiple of every={self.every}; {received}"
-            )
+            made = f"monitor.step was called {calls} times, and has come to step {self.steps}"
+            notes.append(f"no step after {first} was measured: one is at each multiple of every={self.every}; {made}")
         return notes
 
     def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:

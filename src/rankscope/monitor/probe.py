@@ -150,11 +150,9 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
         return value if isinstance(value, Tensor) and value.requires_grad else None
     value = of_output("loss", loss, output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        received = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
-        raise MonitorError(
-            f"loss must give a tensor of one number, with a gradient; got {received}{cut}", subject="loss"
-        )
+        raise MonitorError(f"loss must give a tensor of one number, with a gradient; got {given}{cut}", subject="loss")
     return value
 
 
