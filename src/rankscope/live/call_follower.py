@@ -133,7 +133,7 @@ class CallFollower:
         self._made_in = current_thread()
         self._stopping = False  # no call is to begin
         self._depths: Counter[Thread] = Counter()  # by thread: calls of the model and around its blocks that run
-        self._weights: list[Tensor] = []  # of all modules in the blocks, looked up at the first call
+        self._weights = own_parameters(self.modules) if recording else []  # of all modules in the blocks
 
     @property
     def call(self) -> ModelCall | None:
@@ -499,7 +499,6 @@ class CallFollower:
 
     def _arithmetic_of(self, hidden: Tensor) -> torch.dtype:
         """The dtype that a call with these first hidden states runs in; noted, with the modes and dropout of blocks."""
-        self._weights = self._weights or own_parameters(self.modules)
         totals, arithmetic = self.totals, arithmetic_of(self._weights, hidden)
         both = f"{totals.arithmetic} and now in {arithmetic}"
         sentence = f"a watch is of one arithmetic; this model ran in {both}: watch it anew"

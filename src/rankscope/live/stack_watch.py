@@ -104,6 +104,12 @@ class StackWatch:
         if self._removal is not None and kind is None:
             self._removal.check()
 
+    def restart(self) -> "StackWatch":
+        """The watch as it was before it was entered first: what it has measured is forgotten."""
+        self._changes = {}
+        self._follower.restart()
+        return self
+
     def without(self, out: LeftOut) -> "StackWatch":
         """A new watch of the same stack, without these parts and those that this watch leaves out."""
         plan = replace(self.plan, left_out=self.plan.left_out.beside(out), known_scores={})

@@ -182,6 +182,7 @@ class Probe(Instrument):
         wrong = f"loss must be a function of what the model returns for the probe; got a {type(loss).__name__}"
         require(loss is None or callable(loss), wrong, MonitorError, "loss")
         self.listeners: list[ProbeListener] = []
+        self._watches: dict[str, StackWatch] = {}  # one of each stack, made at the first measurement
 
     def attach(self) -> None:
         """Refuse pipeline stages, and labels that not all processes have."""
@@ -265,10 +266,11 @@ class Probe(Instrument):
     def _measure(self, differentiate: bool) -> dict[str, MetricValues]:
         model, plans, of_gradients = self.monitor.model, self.monitor.plans, dict[str, MetricValues]()
         gradients = {name: TokenGradients(plan) for name, plan in plans.items() if differentiate}
+        self._watches = self._watches or {k: StackWatch(model, plan, of_this_thread=True) for k, plan in plans.items()}
         with preserved_training_state(model), torch.set_grad_enabled(differentiate):
             with ExitStack() as entered:
                 enter = entered.enter_context
-                watches = {k: enter(StackWatch(model, plan, of_this_thread=True)) for k, plan in plans.items()}
+                watches = {name: enter(watch.restart()) for name, watch in self._watches.items()}
                 for noted in gradients.values():
                     enter(noted.attached())
                 output = self.call(model)
