@@ -422,8 +422,8 @@ def test_threads_that_call_all_the_time_have_readings_of_their_own() -> None:
     try:
         for k in range(3):
             with w:
-                totals = w.stacks[""]._recorder.totals  # calls that are left out are counted too: some must be measured
-                while (w.stacks[""].calls < 20 * (k + 1) or not totals.samples) and all(
+                totals = w.stacks[""]._follower.totals  # calls that are left out are counted too: some must be measured
+                while (w.stacks[""].totals.calls < 20 * (k + 1) or not totals.samples) and all(
                     t.is_alive() for t, _ in threads
                 ):
                     sleep(0.001)

@@ -265,7 +265,7 @@ def test_rules_look_at_each_stack_by_itself() -> None:
         assert (alarm.rule, alarm.layer, alarm.since) == ("tokens collapse/decoder", 1, 1)
         assert alarm.sentence.startswith("Step 2, since step 1, decoder: tokens collapse from layer 1 on")
         assert resumed.act([alarm], warn=False) is True
-    assert rules.names == ["tokens collapse", "high loss"] and not kinds[0].memory
+    assert rules.names == ["tokens collapse", "high loss"] and not kinds[0].baselines
 
 
 def test_options_of_each_stack() -> None:

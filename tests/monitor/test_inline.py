@@ -469,3 +469,42 @@ def test_a_first_block_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         model(torch.randn(7, 3, 8)).sum().backward()
         monitor.step()
     assert table(tmp_path).filter(metric="mu")["samples"].unique().item() == 3
+
+
+def test_a_call_whose_begin_no_hook_sees_begins_with_its_first_block(tmp_path: Path) -> None:
+    """A loop may call a method of the model in place of the model itself; micro-batches of it are calls, too."""
+    model, X = Ordered(0, 1).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    for name, call in (("whole", model), ("method", lambda X: model.hidden(X)[-1])):
+        with Monitor(model, METRICS, every=1, run=tmp_path / name, alarms=()) as monitor:
+            for part in X.split(1):
+                call(part).sum().backward()
+            monitor.step()
+    assert table(tmp_path / "whole").equals(table(tmp_path / "method"))
+    assert set(table(tmp_path / "method").filter(metric="mu")["samples"]) == {2}
+
+
+class Told(nn.Module):
+    """A model that is given a mask, and looks at nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_mask_that_may_mean_either_is_said(tmp_path: Path) -> None:
+    """True may stand for a token or for padding: every token counts, as in a watch, and a note says so."""
+    model, X = Told(), torch.randn(2, 5, 8)
+    mask = torch.tensor([[True, True, False, False, False], [True, True, True, False, False]])
+    with torch.no_grad(), rankscope.watch(model, "mu", layout="batch first") as w:
+        model(X, mask)
+    with Monitor(model, "mu", every=1, run=tmp_path, layout="batch first") as monitor:
+        model(X, mask).sum().backward()
+        monitor.step()
+    assert any(note.startswith("mask may be True at tokens or at padding") for note in monitor.notes)
+    found = table(tmp_path).filter(metric="mu").sort("layer")["value"].to_list()
+    assert found == pytest.approx(w.profile().curve("mu").mean(0).tolist(), rel=1e-6)

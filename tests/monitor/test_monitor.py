@@ -352,3 +352,10 @@ def test_a_rule_on_gradients_that_are_not_measured_is_noted(
         loss_of(model, tokens(1)).backward()
         monitor.step()
     assert ("grad_tokens" in {*table(tmp_path)["metric"]}) == measured
+
+
+def test_an_unknown_option_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"spectrum": True}
+    with raises(MonitorError, subject="spectrum") as caught:
+        Monitor(encoder(), run=tmp_path, **options)
+    assert all(name in str(caught.value) for name in ("every", "spectra", "attention_mask"))

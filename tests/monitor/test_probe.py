@@ -14,8 +14,8 @@ import rankscope
 from rankscope import Monitor, watch
 from rankscope.errors import FileError, MetricError, MonitorError, RankscopeError, WatchError
 from rankscope.live.processes import TensorParallel
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.probe import join_gradients
-from rankscope.monitor.running_sums import MetricValues
 from tests.monitor.small import encoder, loss_of, tokens
 from tests.monitor.training import TOKENS, batch, gpt2, probe, probed, train
 from tests.monitor.training import loss_of as loss_of_logits

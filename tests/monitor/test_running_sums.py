@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.monitor.running_sums import MetricValues, merge_sums, sums_over_samples
+from rankscope.monitor.measurement import MetricValues, merge_sums, sums_over_samples
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([float("nan"), float("inf")]), max_size=12)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import MonitorError
-from rankscope.monitor.schedule import STRIDES, Schedule
+from rankscope.monitor.instrument import STRIDES, Schedule
 from tests.raising import raises
 
 

@@ -1,9 +1,9 @@
 """Attention of one call of the model, reduced to numbers: its pattern, and what each head adds.
 
-`recorder.py` makes an `AttentionReadings` for each call and hands it what the observers of `attention/`
+`call_follower.py` makes an `AttentionReadings` for each call and hands it what the observers of `attention/`
 report, with the layer that runs. `read` decides whether that is the attention of the block's tokens to
 themselves and reads its metrics; `read_heads` those of what each head adds, which the observer knows, or
-which `attention/head_outputs.py` finds. When the call ends, the recorder calls `finish` and `check`.
+which `attention/head_outputs.py` finds. When the call ends, the follower calls `finish` and `check`.
 
 What scores give is checked at a few rows. A GPU would wait for the answer. So of kernels of torch, in layers where
 scores were right in an earlier call and are still made in the same way, it is asked for one layer in `IN_TURN` at each

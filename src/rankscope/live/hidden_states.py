@@ -6,7 +6,7 @@ block took, and of these the one that the next block takes. Most put the batch f
 and transformers' layers say which they do; of any other, attention in the first block shows it, since it mixes tokens.
 
 `plan.py` calls `layout_of` and `tokens_in_rows_and_columns`; `model_call.py` calls
-`layout_in_attention`; `recorder.py` and the monitor call `hidden_states_in` for every block. `recorder.py` makes a
+`layout_in_attention`; `call_follower.py` and the monitor call `hidden_states_in` for every block. The follower makes a
 `BlockChain` for each call, and calls `gave` when a block is left, `handed_on` and, if that says no, `took` when the
 next is entered, `ended` after the last, and `check`: blocks that were chosen wrongly do not take what others gave.
 """

@@ -1,10 +1,11 @@
 """One call of a model while it is measured, and the totals of all calls of a watch.
 
-`recorder.py` makes a `ModelCall` when a call begins. Two things may be open when its first block is entered: which axis
-of the hidden states counts tokens (`layout`), if neither torch nor transformers wrote the blocks, and which way round a
-mask is meant. Attention in the block shows both: it mixes tokens, and hides padding. So what the first block takes is
-held as a `FirstInput` until `settled`, at the latest until the block is left. Then `CallReadings` are made, and when
-the call has ended well, the `WatchTotals` take them: `stack_watch.py` and `notes.py` read those.
+`call_follower.py` makes a `ModelCall` when a call begins. Two things may be open when its first block is entered: which
+axis of the hidden states counts tokens (`layout`), if neither torch nor transformers wrote the blocks, and which way
+round a mask is meant. Attention in the block shows both: it mixes tokens, and hides padding. So what the first block
+takes is held as a `FirstInput` until `settled`, at the latest until the block is left. Then `CallReadings` are made,
+and when the call has ended well, the `WatchTotals` take them: `stack_watch.py`, `notes.py` and `monitor/inline.py` read
+those.
 """
 
 from collections import Counter, defaultdict
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.attention import AttentionCall
+from rankscope.live.attention.torch_functions import FunctionTracer
 from rankscope.live.attention_readings import AttentionReadings
 from rankscope.live.hidden_states import BlockChain, exchanged, layout_in_attention
 from rankscope.live.padding import PaddingArgument, find_padding
@@ -26,6 +28,12 @@ from rankscope.profiles import Readings
 
 TOGETHER = 2**8  # calls whose readings are packed together
 WAITING = 2**20  # entries of small states, some megabytes, that wait to be read together after their calls
+
+
+def mask_in_doubt(name: str) -> str:
+    """The sentence on a mask of this name that was left out, since it may be meant either way."""
+    either = f"{name} may be True at tokens or at padding, and nothing showed which"
+    return f"{either}: every token counts; padding= or attention_mask= says it"
 
 
 class CallReadings(NamedTuple):
@@ -62,8 +70,8 @@ class FirstInput:
         raw = None if plan.layout_known else exchanged(self.hidden, plan.layout)
         if raw is not None and (layout := layout_in_attention(raw.shape, attention.sizes)) is not None:
             if layout != plan.layout and self.was_read:
-                came = f"attention shows that they are {layout}: give layout={layout!r}"
-                raise WatchError(f"hidden states were read as {plan.layout}; {came}", subject="layout")
+                received = f"attention shows that they are {layout}: give layout={layout!r}"
+                raise WatchError(f"hidden states were read as {plan.layout}; {received}", subject="layout")
             plan.layout, plan.layout_known, self.assumes_layout = layout, True, True
             self.hidden = exchanged(raw, layout)
             self._find_mask()
@@ -101,6 +109,7 @@ class ModelCall:
 
     def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
         self.arguments = [arguments]  # of the model and of the modules around the blocks, from the outside in
+        self.announced = True  # a hook around the blocks has seen that it begins: blocks that come again are layers
         self.alone = alone  # a module around the blocks was called by itself, not by the model
         self.layer = 0  # the layer entered last
         self.order: list[int] = []  # the blocks that were called, by their places in the plan, from 1
@@ -114,6 +123,12 @@ class ModelCall:
         self.readings: CallReadings | None = None  # until the first block is entered
         self.blocks: dict[int, nn.Module] = {}  # by layer, those that were entered
         self.failure: Exception | None = None  # the first error, where it has to wait for the end of the call
+        # Follows attention while something is open that it shows; `nn.MultiheadAttention` is hooked anyway.
+        self.tracer: FunctionTracer | None = None
+
+    def values(self) -> list[Any]:
+        """All arguments of the model and of the modules around the blocks."""
+        return [value for arguments in self.arguments for value in arguments.values()]
 
 
 class PackedReadings:

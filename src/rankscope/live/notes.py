@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rankscope.live.hidden_states import LAYOUTS
-from rankscope.live.model_call import WatchTotals
+from rankscope.live.model_call import WatchTotals, mask_in_doubt
 from rankscope.live.modules import dtype_name
 from rankscope.live.plan import WatchPlan
 from rankscope.metrics import ROUNDING, unit_of
@@ -114,8 +114,7 @@ def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals
     if masks:
         yield f"{padded}, by {' and '.join(masks)}."
     for name in results["masks_in_doubt"]:
-        either = f"{name} may be True at tokens or at padding, and nothing showed which"
-        yield f"{either}: every token counts; padding= or attention_mask= says it."
+        yield f"{mask_in_doubt(name)}."
     if results["calls_without_a_mask"] and not results["masks_in_doubt"]:
         where = "In some calls no" if masks else "No"
         yield f"{where} mask was found: every token counts as real; padding= says which are not."

@@ -14,8 +14,8 @@ What a mask means is known where its library documents it. Of any other, one rea
 possible: a sample has at least one token, and a token sees itself. Where both are, the `PaddingArgument` carries both,
 and attention in the first block decides (`model_call.py`).
 
-`recorder.py` calls `arguments_of` for every module around the blocks; `model_call.py` calls `find_padding` when the
-first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and `find_padding`.
+`call_follower.py` calls `arguments_of` for modules around the blocks; `model_call.py` calls `find_padding` when the
+first block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of`.
 """
 
 import inspect

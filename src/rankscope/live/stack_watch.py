@@ -1,13 +1,16 @@
 """`StackWatch`: one stack of a model's blocks, measured while the model runs.
 
 `watching.py` and the monitor make one for each stack, of its `WatchPlan`. Entering it attaches hooks to the model and
-its blocks (`block_hooks.py`) and, if metrics ask for it, the first observer of `attention/` that applies and hooks on
-routers; all report to its recorder (`recorder.py` has the order of events). Leaving removes them. `profile` makes a
-table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
+its blocks and, if metrics ask for it, the first observer of `attention/` that applies and hooks on routers; all report
+to its `CallFollower` (`call_follower.py` has the order of events). Leaving removes them. `profile` makes a
+table of the follower's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -18,14 +21,14 @@ from rankscope.live import processes
 from rankscope.live.attention import AttentionCall, WatchedBlocks
 from rankscope.live.attention.head_outputs import may_project
 from rankscope.live.attention.multihead import without_nested_tensors
-from rankscope.live.block_hooks import block_hooks
+from rankscope.live.call_follower import CACHED, CallFollower, has_listed_parts, modules_around, parts_of
 from rankscope.live.hooks import Hooks
+from rankscope.live.model_call import WatchTotals
 from rankscope.live.modules import describe_model, dtype_name, hooked, parts_in, submodules
 from rankscope.live.notes import checks, notes
 from rankscope.live.plan import LeftOut, WatchPlan
-from rankscope.live.recorder import CACHED, Recorder
 from rankscope.live.without import Removal
-from rankscope.profiles import Profile, ReadingRow, Readings, readings_table
+from rankscope.profiles import Profile, ReadingRow, readings_table
 from rankscope.runs import manifest_of
 
 AS_GIVEN = "as given"  # the variant of a model that nobody named
@@ -48,20 +51,20 @@ class StackWatch:
         in_blocks, everywhere = self._blocks.modules() if modules is None else modules
         self._modules, self._contained = (in_blocks, everywhere), contained
         self._of_this_thread = of_this_thread
-        self._recorder = Recorder(plan, self._blocks, in_blocks, contained)
-        self._removal = Removal(model, plan) if plan.left_out else None
-        self._before, self._after = block_hooks(self._blocks, self._recorder)
+        self._follower = CallFollower(plan, self._blocks, in_blocks, contained)
+        self._removal = Removal(model, plan) if plan.left_out.asked else None
+        self._before, self._after = block_hooks(self._blocks, self._follower)
         self._encoders = [module for module in everywhere if isinstance(module, nn.TransformerEncoder)]
         self._changes: dict[str, None] = {}  # how the model ran otherwise than unwatched, in sentences
         self._stack: Hooks | None = None  # hooks and contexts that leaving undoes; None outside
 
     def __repr__(self) -> str:
-        return f"StackWatch({type(self.model).__name__}, {self.samples} samples in {self.calls} calls)"
+        return f"StackWatch({type(self.model).__name__}, {self.totals.samples} samples in {self.totals.calls} calls)"
 
     def __enter__(self) -> "StackWatch":
         require(self._stack is None, "this watch is already inside its with: use a second watch", WatchError, "watch")
-        plan, recorder = self.plan, self._recorder
-        with recorder.beginning(), Hooks(self._of_this_thread) as stack:
+        plan, follower = self.plan, self._follower
+        with follower.beginning(), Hooks(self._of_this_thread) as stack:
             if plan.tensor_parallel is not None:
                 meeting = f"watch/{processes.next_number('watch')}"
                 processes.require_all_ranks("watch(...)", meeting, plan.tensor_parallel.ranks)
@@ -79,7 +82,7 @@ class StackWatch:
             if plan.wants_attention or plan.left_out.heads:
                 self._observe_attention(stack)
             if plan.wants("heads"):
-                stack.enter_context(hooked(filter(may_project, parts_in(self._blocks)), recorder.on_projection))
+                stack.enter_context(hooked(filter(may_project, parts_in(self._blocks)), follower.on_projection))
             if plan.wants("routing"):
                 stack.enter_context(hooked(parts_in(self._blocks), self._on_module_output))
             if self._removal is not None:
@@ -93,12 +96,18 @@ class StackWatch:
         assert self._stack is not None
         stack, self._stack = self._stack, None
         try:
-            with self._recorder.stopped():
+            with self._follower.stopped():
                 stack.close()
         finally:
             stack.close()
         if self._removal is not None and kind is None:
             self._removal.check()
+
+    def restart(self) -> "StackWatch":
+        """The watch as it was before it was entered first: what it has measured is forgotten."""
+        self._changes = {}
+        self._follower.restart()
+        return self
 
     def without(self, out: LeftOut) -> "StackWatch":
         """A new watch of the same stack, without these parts and those that this watch leaves out."""
@@ -107,7 +116,7 @@ class StackWatch:
 
     def profile(self, variant: str = AS_GIVEN) -> Profile:
         """What was measured so far, under the name `variant`; as in `Watch.profile`."""
-        totals = self._recorder.totals
+        totals = self.totals
         sentence = "the model was not called in watch: call model(...), not its forward"
         require(totals.calls, sentence, WatchError, "model")
         if not totals.samples:
@@ -127,34 +136,19 @@ class StackWatch:
         return Profile(readings_table(entries, variant, arithmetic), manifest)
 
     @property
-    def samples(self) -> int:
-        """The number of samples that were measured so far."""
-        return self._recorder.totals.samples
-
-    @property
-    def calls(self) -> int:
-        """The number of calls of the model so far."""
-        return self._recorder.totals.calls
+    def totals(self) -> WatchTotals:
+        """What was measured in all calls so far, and what was noticed."""
+        return self._follower.totals
 
     @property
     def failure(self) -> Exception | None:
         """The error of a hook that was contained, after which nothing was measured any more."""
-        return self._recorder.failure
-
-    @property
-    def readings(self) -> list[tuple[int, Readings]]:
-        """(layer, readings of its metrics), call by call."""
-        return [(layer, rows) for layer, _, rows in self._recorder.totals.readings]
-
-    @property
-    def valid(self) -> Tensor:
-        """Which tokens of the last call that was measured are no padding, `[batch, token]`; of no call, none are."""
-        return self._recorder.totals.valid
+        return self._follower.failure
 
     @property
     def notes(self) -> list[str]:
         """What was done and found so far, in sentences."""
-        return notes(self.plan, self._recorder.totals, [*self._changes])
+        return notes(self.plan, self.totals, [*self._changes])
 
     @property
     def states(self) -> dict[int, list[Tensor]]:
@@ -171,14 +165,9 @@ class StackWatch:
         """With `keep="embeddings"`: by layer, the mean of each sample's tokens `[sample, width]`; see `Watch`."""
         return {layer: torch.cat(means) for layer, means in self._kept("embeddings").items()}
 
-    @property
-    def arithmetic(self) -> torch.dtype:
-        """The coarsest dtype that the model computed in; float64 before it was called."""
-        return self._recorder.totals.arithmetic or torch.float64
-
     def _named(self, variant: str) -> str:
         """The name of the model in the table, with what is left out."""
-        if not self.plan.left_out:
+        if not self.plan.left_out.asked:
             return variant
         out = f"without {', '.join(self.plan.left_out.asked)}"
         return out if variant == AS_GIVEN else f"{variant} {out}"
@@ -189,17 +178,17 @@ class StackWatch:
             self._removal.heads.on_attention(attention)
         if not self.plan.wants_attention:
             return
-        self._recorder.on_attention(attention, left_out=self._removal is not None and self._removal.running > 0)
+        self._follower.on_attention(attention, left_out=self._removal is not None and self._removal.running > 0)
 
     def _on_module_output(self, module: nn.Module, args: object, output: object) -> None:
         """A module in a block returned: it may be a router."""
         if self._removal is None or not self._removal.running:
-            self._recorder.on_module_output(module, args, output)
+            self._follower.on_module_output(module, args, output)
 
     def _kept(self, what: str) -> dict[int, list[Tensor]]:
         sentence = f"{what} are kept when asked for: watch(model, keep={what!r})"
         require(what in self.plan.keep, sentence, WatchError, "keep")
-        return dict(sorted(self._recorder.totals.kept[what].items()))
+        return dict(sorted(self.totals.kept[what].items()))
 
     def _observe_attention(self, hooks: Hooks) -> None:
         """Attach the first observer that applies; one watch at a time may observe a block."""
@@ -217,3 +206,105 @@ class StackWatch:
         note = hooks.enter_context(observer.attach(blocks, self._on_attention))
         if note is not None:
             self._changes[note] = None
+
+
+HookFunction = Callable[..., None]
+HooksOfModules = list[tuple[nn.Module, HookFunction]]
+
+
+def block_hooks(blocks: WatchedBlocks, follower: Any) -> tuple[HooksOfModules, HooksOfModules]:
+    """The hooks that report to a follower: those before a module's forward pass, and those after it. Observers may add
+    theirs in between, which on a block then run while the follower knows that the block runs.
+
+    Args:
+        blocks: The model and its blocks.
+        follower: A `CallFollower`, or an object with its events.
+    """
+    # Modules around the blocks come first when they are called and last when they return, as the model may itself
+    # be a block.
+    outer = [blocks.model, *modules_around(blocks.model, blocks[0])]
+    calls: HooksOfModules = [
+        (module, partial(follower.begin_call, alone=module is not blocks.model)) for module in outer
+    ]
+    returns: HooksOfModules = []
+    lists = ListedParts(follower)
+    for block in blocks:
+        position = follower.plan.blocks.index(block) + 1
+        if isinstance(block, nn.ModuleList):
+            called, returned = partial(lists.part_called, position, block), on_return(lists.part_returned)
+        else:
+            called = partial(follower.enter_block, position)
+            returned = on_return(partial(follower.leave_block, position))
+        calls += [(part, called) for part in parts_of(block)]
+        returns += [(part, returned) for part in parts_of(block)]
+    calls += [(module, follower.on_multihead) for module in follower.multihead]
+    if has_listed_parts(blocks):
+        returns.append((outer[-1], on_return(lambda module, output, failed: lists.end_block(failed))))
+    ended = on_return(lambda module, output, failed: follower.end_call(failed))
+    return calls, returns + [(module, ended) for module in outer]
+
+
+def on_return(returned: Callable[[nn.Module, Any, bool], None]) -> HookFunction:
+    """A hook that calls `returned` with the module, its output and whether it failed, also while it raises."""
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        returned(module, output, output is None and sys.exc_info()[0] is not None)
+
+    return hook
+
+
+@torch.no_grad()
+def is_sum(x: Any, a: Any, b: Any) -> bool:
+    """True if x is another tensor than b, and a + b to the bit."""
+    alike = all(isinstance(y, Tensor) and y.shape == x.shape for y in (a, b)) if isinstance(x, Tensor) else False
+    return alike and x is not b and torch.equal(x, a + b)
+
+
+class ListedParts:
+    """Makes blocks of lists of parts that are called one by one. A block begins when any of its parts is called, and
+    ends when a part of another is, or the module that holds the blocks returns; its output is that of its last part.
+
+    Where the parts are branches, and what each takes is added to what it gives outside of them (vit-pytorch), so is
+    what the last one took."""
+
+    def __init__(self, follower: CallFollower) -> None:
+        self.follower = follower
+        self._forget()
+
+    def _forget(self) -> None:
+        self.block: nn.Module | None = None  # the block that runs
+        self.position = 0  # its first place in the plan, from 1
+        self.called: set[nn.Module] = set()  # its parts that were called so far
+        self.output: Any = None  # what the last of these returned
+        self.taken: Any = None  # what it took
+        self.branches = False  # True if what a part took and returned was added up for the next
+
+    def part_called(self, position: int, block: nn.Module, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """A part of a block is called: a new block begins where it is another's, or was called before."""
+        if self.follower.runs_elsewhere():
+            return
+        if block is not self.block or part in self.called:
+            self.end_block()
+            self.block, self.position = block, position
+            self.follower.enter_block(position, block, args, kwargs)
+        elif not self.branches:
+            self.branches = bool(args) and is_sum(args[0], self.taken, self.output)
+        self.called.add(part)
+        self.taken = args[0] if args else None
+
+    def part_returned(self, part: nn.Module, output: Any, failed: bool) -> None:
+        """A part has returned; if it failed, so did its block."""
+        if self.follower.runs_elsewhere():
+            return
+        self.output = output
+        if failed:
+            self.end_block(failed)
+
+    def end_block(self, failed: bool = False) -> None:
+        """No more parts of the running block come: report that it was left."""
+        if self.block is not None and not self.follower.runs_elsewhere():
+            position, block, output = self.position, self.block, self.output
+            if self.branches and isinstance(output, Tensor):
+                output = output.detach() + self.taken.detach()
+            self._forget()
+            self.follower.leave_block(position, block, output, failed)

@@ -1,7 +1,7 @@
 """Hidden states and routing of one call, reduced to numbers on the device where they are.
 
-`recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
-`StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
+`call_follower.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
+`StateReadings.read`. Small states are copied and
 wait, since reading several together is faster; `flush` reads them with `profiles.readings.read_tensor`. On a
 CPU, metrics that ask for no more (`from_norms`) are computed for all layers together from four norms of each
 state (`StateNorms`), since for small states calling each metric costs more than computing it:

@@ -93,7 +93,7 @@ class Watch:
 
     def __repr__(self) -> str:
         counted = (
-            f"{name and f'{name}: '}{stack.samples} samples in {stack.calls} calls"
+            f"{name and f'{name}: '}{stack.totals.samples} samples in {stack.totals.calls} calls"
             for name, stack in self.stacks.items()
         )
         return f"Watch({type(self.model).__name__}, {', '.join(counted)})"
@@ -176,7 +176,7 @@ class Watch:
             WatchError: Nothing was measured; the message says why.
         """
         first, *further_stacks = self.stacks
-        measured = [name for name, stack in self.stacks.items() if stack.samples]
+        measured = [name for name, stack in self.stacks.items() if stack.totals.samples]
         if not further_stacks or not measured:
             return self.stacks[first].profile(self.variant)
         prefix = "" if self.variant == AS_GIVEN else f"{self.variant}: "

@@ -3,13 +3,13 @@
 A monitor is a schedule, a list of instruments (`instrument.py` says what one is, and which there are), alarm rules and
 a run folder. What happens when `Monitor.step` is called (`monitor.py`):
 
-1. The step counter moves, and `loss` and other numbers of the step are kept (`schedule.py`).
+1. The step counter moves, and `loss` and other numbers of the step are kept (`instrument.py`).
 2. Unless the counter has crossed a multiple of `every`, recording is switched on or off for the next step,
    and that is all.
 3. Otherwise each instrument reads, by itself: the probe or training batches first, each with all that training uses
    put back afterwards (`training_state.py`).
-4. `running_sums.py` reduces all values to sums, and merges those of all processes.
-5. `measurement.py` makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`), and
+4. `measurement.py` reduces all values to sums, and merges those of all processes.
+5. It makes them rows of a table; the rules of `alarm_rules.py` raise alarms (`alarms.py`), and
    `forecast_check.py` compares them with what was forecast of the training.
 6. The first process writes measurement and alarms to the run folder and calls the writers
    (`rankscope.monitor.writers`); alarms then warn, stop the training or call a function.
@@ -23,15 +23,15 @@ from rankscope.monitor.alarm_rules import default_rules
 from rankscope.monitor.alarms import AlarmRule, AlarmSource, Fault
 from rankscope.monitor.block_jacobians import leading_vectors
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.measurement import Alarm, Measurement, RunWriter, alarm_rows
-from rankscope.monitor.monitor import INSTRUMENTS, Monitor
+from rankscope.monitor.measurement import Alarm, Measurement, MetricValues, RunWriter, alarm_rows
+from rankscope.monitor.monitor import INSTRUMENTS, Monitor, MonitorOptions
 from rankscope.monitor.probe import GRADIENT_METRIC, TokenGradients, loss_in, token_gradients
-from rankscope.monitor.running_sums import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.monitor.weight_gradients import Kind, ParameterSlice, attending, kind_slices
 
 __all__ = [
     "Alarm", "AlarmRule", "AlarmSource", "Fault", "GRADIENT_METRIC", "INSTRUMENTS", "Instrument", "Kind", "Measurement",
-    "MetricValues", "Monitor", "ParameterSlice", "RunWriter", "TokenGradients", "alarm_rows", "attending",
-    "default_rules", "kind_slices", "leading_vectors", "loss_in", "preserved_training_state", "token_gradients",
+    "MetricValues", "Monitor", "MonitorOptions", "ParameterSlice", "RunWriter", "TokenGradients", "alarm_rows",
+    "attending", "default_rules", "kind_slices", "leading_vectors", "loss_in", "preserved_training_state",
+    "token_gradients",
 ]  # fmt: skip

@@ -83,7 +83,7 @@ class EntropyCollapse(AlarmRule):
 
     def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
         """A fault for each layer whose attention has collapsed."""
-        peak = self.memory.setdefault("peak", {})
+        peak = self.baselines.setdefault("peak", {})
         even = math.inf if self.tokens is None else math.lgamma(self.tokens + 1) / max(1, self.tokens)
         threshold, never = min(self.threshold, even / 4), min(self.never, even / 2)
         faults = {}
@@ -141,7 +141,7 @@ class SizeRule(AlarmRule):
             faults[f"{metric} {layer} broken"] = Fault(layer, None, description, f"{metric} broken", True)
         logs = {f"{metric} {layer}": math.log10(size) for layer, size in now.items() if size > 0}
         start = self.first_values("start", logs)
-        recent = self.memory.setdefault("recent", {})
+        recent = self.baselines.setdefault("recent", {})
         for layer, size in now.items():
             name = f"{metric} {layer}"
             if name not in start:
@@ -247,10 +247,10 @@ class RecentChangeRule(AlarmRule):
         too short, or whose number is not positive.
 
         Args:
-            metric: What tells several numbers of one rule apart in its memory.
+            metric: What tells several numbers of one rule apart in its baselines.
             now: The number of each layer.
         """
-        past = self.memory.setdefault("past", {})
+        past = self.baselines.setdefault("past", {})
         changes = {}
         for layer, value in now.items():
             if not 0 < value < math.inf:
@@ -371,7 +371,7 @@ class DeadHead(AlarmRule):
         faults = {}
         layers = rows.heads("head_mu")
         largest = {layer: max(heads.values()) for layer, heads in layers.items()}
-        peak = self.memory.setdefault("peak", {})
+        peak = self.baselines.setdefault("peak", {})
         for layer, heads in layers.items():
             most = largest[layer]
             elsewhere = max((size for at, size in largest.items() if at != layer), default=0.0)

@@ -86,7 +86,7 @@ class AlarmRule(ABC):
         if not callable(action) and action not in ("warn", "stop"):
             raise MonitorError(one_of("action", action, ("warn", "stop", "a function of the alarm")), subject="action")
         self.patience, self.action = patience, action
-        self.memory: dict[str, dict[str, Any]] = {}  # numbers to compare with, or lists of them; part of a checkpoint
+        self.baselines: dict[str, dict[str, Any]] = {}  # numbers to compare with, or lists; part of a checkpoint
         # By fault: `since` which step, measurements `present` and `absent`, whether an alarm was `raised`, its `place`.
         self._history: dict[str, dict[str, Any]] = {}
         self.over: dict[str, str] = {}  # by fault, a sentence on an alarm whose fault has gone
@@ -125,20 +125,20 @@ class AlarmRule(ABC):
         return [self._alarm(step, names, faults) for names in kinds.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        """The rule's memory as plain numbers, for a checkpoint."""
-        return deepcopy({"memory": self.memory, "history": self._history, "over": self.over})
+        """The rule's baselines and faults as plain numbers, for a checkpoint."""
+        return deepcopy({"memory": self.baselines, "history": self._history, "over": self.over})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory that `state_dict` gave."""
-        self.memory, self._history = deepcopy(state["memory"]), deepcopy(state["history"])
+        """Restore the baselines and faults that `state_dict` gave."""
+        self.baselines, self._history = deepcopy(state["memory"]), deepcopy(state["history"])
         self.over = dict(state.get("over", {}))  # of checkpoints of 0.3.0, which have none
 
     def first_values(self, name: str, numbers: Mapping[Any, float]) -> dict[str, float]:
         """Each value as it was when it first came; `name` tells several such collections apart."""
-        memory = self.memory.setdefault(name, {})
+        first = self.baselines.setdefault(name, {})
         for key, value in numbers.items():
-            memory.setdefault(str(key), value)
-        return memory
+            first.setdefault(str(key), value)
+        return first
 
     def _alarm(self, step: int, names: Sequence[str], faults: Mapping[str, Fault]) -> Alarm:
         """One alarm for faults of one kind: the first one's description, and the places of the rest."""
@@ -153,7 +153,7 @@ class AlarmRule(ABC):
         return Alarm(step, since, in_stack(self.name, self.stack), first.layer, first.head, action, sentence)
 
     def for_stack(self, stack: str) -> "AlarmRule":
-        """A copy of the rule, with a memory of its own, that looks at one of several stacks."""
+        """A copy of the rule, with baselines of its own, that looks at one of several stacks."""
         rule = copy(self)
         rule.load_state_dict(self.state_dict())
         rule.stack = stack
@@ -161,8 +161,8 @@ class AlarmRule(ABC):
 
 
 class RuleOfStacks:
-    """Applies one alarm rule to each of several stacks of blocks, such as an encoder and a decoder, with a memory for
-    each stack. An alarm that all stacks raise alike, at no layer, is about the whole run, and raised once."""
+    """Applies one alarm rule to each of several stacks of blocks, such as an encoder and a decoder, with baselines
+    for each stack. An alarm that all stacks raise alike, at no layer, is about the whole run, and raised once."""
 
     def __init__(self, rule: AlarmRule, stacks: Sequence[str]) -> None:
         self.name, self.metrics, self.action = rule.name, rule.metrics, rule.action
@@ -185,7 +185,7 @@ class RuleOfStacks:
         return [*dict.fromkeys(plain if of_run[plain] == everywhere else alarm for alarm, plain in alarms)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory of each stack's rule."""
+        """The state of each stack's rule."""
         return {stack: rule.state_dict() for stack, rule in self.by_stack.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -299,17 +299,17 @@ class RuleSet(Instrument):
         return any(alarm.action == "stop" for alarm in alarms)
 
     def state_dict(self) -> dict[str, Any]:
-        """The names of the rules, and the memory of those that have a `state_dict`."""
+        """The names of the rules, and the state of those that have a `state_dict`."""
         states = [rule.state_dict() if hasattr(rule, "state_dict") else None for rule in self.rules]
         return {"rules": self.names, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the memory of each rule that has one. Without a state of these rules, they are as they were after the
+        """Restore the state of each rule that has one. Without a state of these rules, they are as they were after the
         measurements that the run folder has; no alarm acts again."""
         known = bool(state) and list(state["rules"]) == self.names
-        for rule, memory in zip(self.rules, (state if known else self._initial_state)["states"], strict=True):
-            if memory is not None and hasattr(rule, "load_state_dict"):
-                rule.load_state_dict(memory)
+        for rule, of_rule in zip(self.rules, (state if known else self._initial_state)["states"], strict=True):
+            if of_rule is not None and hasattr(rule, "load_state_dict"):
+                rule.load_state_dict(of_rule)
         if not known:
             for rows in self.monitor.measured_rows().partition_by("step", maintain_order=True):
                 self.on_measurement(rows, int(rows["step"][0]))

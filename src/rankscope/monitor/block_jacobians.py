@@ -44,8 +44,8 @@ from rankscope.live import (
     same,
 )
 from rankscope.monitor.instrument import Instrument
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.probe import BlockFollower
-from rankscope.monitor.running_sums import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.shapes import Float
 from rankscope.sources import first_line
@@ -111,8 +111,8 @@ def returned_states(output: Any, taken: Tensor, grid: bool) -> Tensor:
     """The hidden states in what a block returned: the one tensor of the shape that it took."""
     states = [x for x in candidates_in(output, grid) if x.shape == taken.shape]
     if len(states) != 1:
-        came = f"a block returned {len(states)} of the shape {tuple(taken.shape)} that it took"
-        raise MonitorError(f"the hidden states that a block returns must be one tensor; {came}", subject="jacobians")
+        several = f"a block returned {len(states)} of the shape {tuple(taken.shape)} that it took"
+        raise MonitorError(f"the hidden states that a block returns must be one tensor; {several}", subject="jacobians")
     return states[0]
 
 
@@ -212,12 +212,12 @@ class BlockJacobians(Instrument):
     def attach(self) -> None:
         """Refuse a training without a probe, or blocks that cannot be called again."""
         model, plans = self.monitor.wrapped, self.monitor.plans.values()
-        came = f"those of {type(model).__name__} are sharded (FSDP, ZeRO-3): leave jacobians out"
+        received = f"those of {type(model).__name__} are sharded (FSDP, ZeRO-3): leave jacobians out"
         listed = any(has_listed_parts(plan.blocks) for plan in plans)
         lists = "its layers are lists of parts, and are not called themselves: leave jacobians out"
         for refused, sentence in (
             (self.monitor.probe is None, "Jacobians are those of a probe; there is none: give probe="),
-            (processes.is_sharded(model), f"Jacobians need blocks that hold their weights; {came}"),
+            (processes.is_sharded(model), f"Jacobians need blocks that hold their weights; {received}"),
             (listed, f"Jacobians need blocks that can be called again; {lists}"),
         ):
             require(not refused, sentence, MonitorError, "jacobians")
@@ -258,7 +258,7 @@ class BlockJacobians(Instrument):
         for call in recorded.calls:
             layer, after = call.layer, None
             if plan.measures(layer) or plan.measures(layer - 1):
-                after = self._leading(plan, call, watch.valid)
+                after = self._leading(plan, call, watch.totals.valid)
                 if plan.measures(layer):
                     values.add(layer, NORM, after.norm)
                 if before is not None and plan.measures(layer - 1):
@@ -329,8 +329,8 @@ def _check_same(call: BlockCall, y: Tensor) -> None:
     apart = float(torch.linalg.vector_norm((y - call.given).double()) / size)
     if apart > math.sqrt(torch.finfo(narrow).eps):  # not where either is NaN: then so is what is measured
         name = type(call.block).__name__
-        came = f"at layer {call.layer} it gave tokens that differ by {apart:.2g} of their size"
-        raise MonitorError(f"{name} must give the same when it runs again by itself; {came}", subject="jacobians")
+        received = f"at layer {call.layer} it gave tokens that differ by {apart:.2g} of their size"
+        raise MonitorError(f"{name} must give the same when it runs again by itself; {received}", subject="jacobians")
 
 
 def _drawn(*shape: int) -> Tensor:

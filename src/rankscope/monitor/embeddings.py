@@ -36,8 +36,8 @@ from rankscope.live import (
 )
 from rankscope.metrics import alignment, alpha_req, distance_floor, lidar, rankme, rankme_floor, uniformity, unit_of
 from rankscope.monitor.instrument import Instrument
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.probe import of_output
-from rankscope.monitor.running_sums import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.sources import first_line
 
@@ -81,7 +81,7 @@ class ProbeEmbeddings(Instrument):
         self._failure = None
         if self.function is None:
             self._rows = {(k, layer): rows for k, watch in watches.items() for layer, rows in watch.embeddings.items()}
-            self._dtype = max((watch.arithmetic for watch in watches.values()), key=unit_of)
+            self._dtype = max((watch.totals.arithmetic or torch.float64 for watch in watches.values()), key=unit_of)
             return
         watch, *_ = watches.values()
         try:
@@ -90,9 +90,9 @@ class ProbeEmbeddings(Instrument):
             floating = isinstance(rows, Tensor) and rows.is_floating_point()
             if not floating or rows.ndim not in (2, 3) or not rows.numel():
                 shape = f"{rows.dtype} of {tuple(rows.shape)}" if isinstance(rows, Tensor) else ""
-                came = shape or f"a {type(rows).__name__}"
+                received = shape or f"a {type(rows).__name__}"
                 expected = "embeddings must give a floating tensor [sample, width], or [sample, view, width]"
-                raise MonitorError(f"{expected}; got {came}", subject="embeddings")
+                raise MonitorError(f"{expected}; got {received}", subject="embeddings")
         except Exception as error:  # what else the probe shows is read all the same
             self._failure = error
             return
@@ -129,8 +129,8 @@ class ProbeEmbeddings(Instrument):
         views, dtype = rows if rows.ndim == 3 else rows[:, None], self._dtype
         (samples, count, width), Z = views.shape, views[:, 0]
         if samples < 2:
-            came = "the probe gave one: give a probe of more"
-            raise MonitorError(f"collapse across samples needs several of them; {came}", subject="probe")
+            received = "the probe gave one: give a probe of more"
+            raise MonitorError(f"collapse across samples needs several of them; {received}", subject="probe")
         if samples < width:
             self._note(f"rankme is at most {samples}, the number of the probe's samples, and not the width {width}")
         finite = bool(rows.isfinite().all())

@@ -80,7 +80,7 @@ class ForecastCheck(Instrument):
         table = forecast.table
         by_layer = table.select("layer", "residual").rows() if {"layer", "residual"} <= {*table.columns} else []
         self.expected = {int(layer): float(log) for layer, log in by_layer}
-        self._memory: dict[str, Any] = {}  # what was compared so far; part of a checkpoint
+        self._findings: dict[str, Any] = {}  # what was compared so far; part of a checkpoint
 
     def attach(self) -> None:
         """Begin with the only stack of a model."""
@@ -90,28 +90,28 @@ class ForecastCheck(Instrument):
     def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
         """The alarms of this measurement: layers that are not as forecast, or a loss that does not fall as forecast."""
         alarms = []
-        if "layers" not in self._memory:
-            self._memory["layers"] = layers = self._compared(MeasurementRows(rows), step)
+        if "layers" not in self._findings:
+            self._findings["layers"] = layers = self._compared(MeasurementRows(rows), step)
             alarms += [layers["sentence"]] if layers["agrees"] is False else []
         losses = rows.filter(pl.col("metric") == "loss", pl.col("layer").is_null()).to_dicts()
-        if losses and self._memory.get("loss", {}).get("step", 0) < self.steps:
+        if losses and self._findings.get("loss", {}).get("step", 0) < self.steps:
             self._take_loss(losses[0], step)
             contradicted = self.holds is False and self.probability >= SURE
-            if contradicted and not self._memory.get("raised"):
-                self._memory["raised"] = True
+            if contradicted and not self._findings.get("raised"):
+                self._findings["raised"] = True
                 alarms.append(self._outcome())
         return [Alarm(step, step, self.name, None, None, self.action, f"Step {step}: {text}") for text in alarms]
 
     @property
     def agrees(self) -> bool | None:
         """Whether the layers of the network are as forecast before it is trained; None while that is not known."""
-        agrees: bool | None = self._memory.get("layers", {}).get("agrees")
+        agrees: bool | None = self._findings.get("layers", {}).get("agrees")
         return agrees
 
     @property
     def learnt(self) -> bool | None:
         """Whether the loss is below what counts as learning; None before half of the steps, or if it is not known."""
-        loss = self._memory.get("loss")
+        loss = self._findings.get("loss")
         if loss is None or 2 * loss["step"] < self.steps or math.isnan(self.learnt_below) or not loss["above"]:
             return None
         return bool(loss["value"] < self.learnt_below)
@@ -127,18 +127,18 @@ class ForecastCheck(Instrument):
     @property
     def sentences(self) -> list[str]:
         """What is known by now of whether the forecast holds."""
-        layers = self._memory.get("layers")
+        layers = self._findings.get("layers")
         return [*([layers["sentence"]] if layers else []), self._outcome()]
 
     @property
     def stage(self) -> tuple[object, ...]:
         """Changes when there is something new to say."""
-        loss = self._memory.get("loss", {"step": 0})
+        loss = self._findings.get("loss", {"step": 0})
         return self.agrees, self.learnt, loss["step"] >= self.steps
 
     def described(self) -> dict[str, Any]:
         """The forecast, and whether it holds, as a manifest has them."""
-        layers = self._memory.get("layers", {})
+        layers = self._findings.get("layers", {})
         return {
             "probability": self.probability, "verdict": self.verdict, "steps": self.steps,
             "learnt_below": _number(self.learnt_below),
@@ -149,11 +149,11 @@ class ForecastCheck(Instrument):
 
     def state_dict(self) -> dict[str, Any]:
         """What was compared so far, as plain numbers, for a checkpoint."""
-        return deepcopy(self._memory)
+        return deepcopy(self._findings)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
-        self._memory = deepcopy(dict(state))
+        self._findings = deepcopy(dict(state))
 
     def _compared(self, rows: MeasurementRows, step: int) -> dict[str, Any]:
         """The layers of the first measurement beside those of the forecast: a sentence, and the difference by layer."""
@@ -200,15 +200,15 @@ class ForecastCheck(Instrument):
 
     def _take_loss(self, row: Mapping[str, Any], step: int) -> None:
         """Remember the loss of a measurement: the mean over the steps since the last one."""
-        before = self._memory.get("loss", {"step": 0, "above": False})
+        before = self._findings.get("loss", {"step": 0, "above": False})
         value = math.inf if row["broken"] or row["value"] is None else float(row["value"])
         most = math.inf if row["broken"] or row["most"] is None else float(row["most"])
         above = before["above"] or most >= self.learnt_below
-        self._memory["loss"] = {"step": step, "since": before["step"], "value": value, "above": above}
+        self._findings["loss"] = {"step": step, "since": before["step"], "value": value, "above": above}
 
     def _outcome(self) -> str:
         """Whether the network learns, beside the probability, as a sentence."""
-        loss, chance = self._memory.get("loss"), f"a probability of {self.probability:.2f}"
+        loss, chance = self._findings.get("loss"), f"a probability of {self.probability:.2f}"
         if loss is None:
             return f"No loss was measured yet: {chance} that it learns was forecast."
         if math.isnan(self.learnt_below):

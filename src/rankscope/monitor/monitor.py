@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import polars as pl
 from torch import nn
 
 from rankscope.errors import MonitorError, require, require_one_of
 from rankscope.live import (
-    OBSERVERS,
     AttentionObserver,
     Blocks,
     Layers,
@@ -36,12 +35,20 @@ from rankscope.monitor.block_jacobians import BlockJacobians
 from rankscope.monitor.embeddings import EmbeddingsLike, ProbeEmbeddings
 from rankscope.monitor.forecast_check import ForecastCheck, TrainingForecast
 from rankscope.monitor.inline import TrainingBatches
-from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.measurement import ENTRY, UNMEASURED, Alarm, Failures, Measurement, RunWriter, rows_of
+from rankscope.monitor.instrument import Instrument, Schedule, StepNumbers
+from rankscope.monitor.measurement import (
+    ENTRY,
+    UNMEASURED,
+    Alarm,
+    Failures,
+    Measurement,
+    MetricValues,
+    RunWriter,
+    merged_over_ranks,
+    rows_of,
+)
 from rankscope.monitor.probe import LossFunction, Probe
 from rankscope.monitor.probe_paths import ProbePaths
-from rankscope.monitor.running_sums import MetricValues, merged_over_ranks
-from rankscope.monitor.schedule import Schedule, StepNumbers
 from rankscope.monitor.weight_gradients import WeightGradients
 from rankscope.monitor.weight_spectra import WeightSpectra
 from rankscope.plugins import Group
@@ -58,7 +65,55 @@ INSTRUMENTS: Group[Any] = Group(
     lambda given: isinstance(given, type) and issubclass(given, Instrument) and isinstance(given().name, str),
 )
 """The instruments that need no arguments, by the names under which `Monitor(instruments=[...])` knows them."""
+WATCHED = ("layers", "blocks", "padding", "attention_mask", "layout", "attention")  # options that are those of `watch`
 T = TypeVar("T")
+
+
+class MonitorOptions(TypedDict, total=False):
+    """The options of `Monitor` beside its arguments; each may be left out."""
+
+    writers: Sequence[Writer]
+    """Functions that receive every `Measurement` as well; `rankscope.monitor.writers` has some."""
+    spectra: bool
+    """Whether to measure the spectral norm and the stable rank of each block's weights as well."""
+    jacobians: bool
+    """Whether to measure the norm of each block's Jacobian on the probe, and its alignment with the next one's, as
+    well; that takes as long as some 18 forward passes of the probe."""
+    loss: LossFunction | None
+    """A function of what the model returns for the probe, to measure gradients at each layer's tokens; not needed if
+    the model returns a loss of its own, as it does for a probe with labels."""
+    embeddings: EmbeddingsLike | None
+    """To measure whether the probe's samples become the same (RankMe and its like): "mean" takes the mean of each
+    sample's tokens, at every layer; a function of what the model returns for the probe gives `[sample, width]` or, with
+    several views of each sample, `[sample, view, width]`."""
+    paths_every: int | None
+    """Steps between measurements of path shares and certificates of the probe, a multiple of `every`; the model must be
+    of a family that `load` knows."""
+    alarms: Sequence[AlarmSource] | None
+    """The rules that raise alarms; by default `default_rules()`, none: `()`."""
+    forecast: TrainingForecast | None
+    """What `rankscope.forecast` returned of this network and training. The run says from the start what is expected,
+    and then whether it holds (`monitor.forecast.sentences`); an alarm says that it does not."""
+    layers: Layers
+    """The layers to measure, as in `watch`; all if None. Of several stacks of blocks each may have its own."""
+    blocks: Blocks | NamedStacks | None
+    """The stack of blocks where it is not found by itself, as in `watch`. Where the model has two, as an encoder and a
+    decoder, both are measured, and the stack is part of the metrics' names: `relative_mu/encoder`."""
+    padding: Padding
+    """Which tokens are padding, as in `watch`: `[batch, token]`, True at padded ones, "model" or "none"."""
+    attention_mask: Mask
+    """`[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`."""
+    layout: str | None
+    """"batch first" or "token first" where blocks do not say."""
+    attention: Sequence[AttentionObserver]
+    """The ways to see attention, as in `watch`."""
+    first_block: int
+    """The number of blocks before those of this process, where each has some of the blocks (pipeline stages); `layers`
+    then count those of the whole network."""
+
+
+ARGUMENTS = ("model", "metrics", "every", "probe", "instruments", "optimizer", "run", "step")
+OPTIONS = (*ARGUMENTS, *MonitorOptions.__annotations__)  # all that `Monitor` takes
 
 
 class Monitor:
@@ -80,30 +135,14 @@ class Monitor:
         probe: A fixed batch to measure, as the model is called with it: a tensor, a dictionary of arguments,
             or a tuple of them. Without one, training batches are measured as they pass.
         instruments: What else to read: objects of classes derived from `rankscope.monitor.Instrument`, or names of
-            instruments that an installed package adds. (The switches below make instruments, too: `spectra=True` is
+            instruments that an installed package adds. (Some options make instruments, too: `spectra=True` is
             `instruments=["spectra"]`.)
-        run: The run folder.
-        writers: Functions that receive every `Measurement` as well; `rankscope.monitor.writers` has some.
         optimizer: The optimiser, to measure gradients and updates of weights.
-        spectra: Whether to measure the spectral norm and the stable rank of each block's weights as well.
-        jacobians: Whether to measure the norm of each block's Jacobian on the probe, and its alignment with the next
-            one's, as well; that takes as long as some 18 forward passes of the probe.
-        loss: A function of what the model returns for the probe, to measure gradients at each layer's tokens;
-            not needed if the model returns a loss of its own, as it does for a probe with labels.
-        embeddings: To measure whether the probe's samples become the same (RankMe and its like): "mean" takes the mean
-            of each sample's tokens, at every layer; a function of what the model returns for the probe gives
-            `[sample, width]` or, with several views of each sample, `[sample, view, width]`.
-        paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
-            `every`; the model must be of a family that `load` knows.
-        alarms: The rules that raise alarms; by default `default_rules()`, none: `()`.
-        forecast: What `rankscope.forecast` returned of this network and training. The run says from the start what is
-            expected, and then whether it holds (`monitor.forecast.sentences`); an alarm says that it does not.
-        layers, blocks, padding, attention_mask, layout, attention: As in `watch`. Where the model has two stacks of
-            blocks, as an encoder and a decoder, both are measured, and the stack is part of the metrics' names:
-            `relative_mu/encoder`, `relative_mu/decoder`.
+        run: The run folder.
         step: The number of steps that the model has made already.
-        first_block: The number of blocks before those of this process, where each has some of the blocks (pipeline
-            stages); `layers` then count those of the whole network.
+        **options: Further options, each described in `MonitorOptions`: what else is measured (`spectra`, `jacobians`,
+            `loss`, `embeddings`, `paths_every`), who hears of it (`writers`, `alarms`, `forecast`), and how the model
+            is watched (`layers`, `blocks`, `padding`, `attention_mask`, `layout`, `attention`, `first_block`).
 
     Raises:
         MonitorError: An argument does not fit; the model cannot be called with the probe, or keeps something of the
@@ -123,33 +162,31 @@ class Monitor:
 
     def __init__(
         self, model: nn.Module, metrics: MetricsLike = DEFAULT_METRICS, every: int = 100, probe: object = None, *,
-        instruments: Sequence[Instrument | str] = (), run: str | Path = "runs/training", writers: Sequence[Writer] = (),
-        optimizer: Any = None, spectra: bool = False, jacobians: bool = False, loss: LossFunction | None = None,
-        embeddings: EmbeddingsLike | None = None, paths_every: int | None = None,
-        alarms: Sequence[AlarmSource] | None = None, forecast: TrainingForecast | None = None, layers: Layers = None,
-        blocks: Blocks | NamedStacks | None = None, padding: Padding = "model", attention_mask: Mask = None,
-        layout: str | None = None, attention: Sequence[AttentionObserver] = OBSERVERS, step: int = 0,
-        first_block: int = 0,
+        instruments: Sequence[Instrument | str] = (), optimizer: Any = None, run: str | Path = "runs/training",
+        step: int = 0, **options: Unpack[MonitorOptions],
     ) -> None:  # fmt: skip
-        _check_arguments(model, every, instruments, run, writers, step, first_block)
-        switched = _switched_instruments(probe, loss, embeddings, optimizer, spectra, jacobians, paths_every, forecast)
+        for name in options:
+            require_one_of("an option of Monitor", name, OPTIONS, MonitorError, name)
+        self.writers, first_block = options.get("writers", ()), options.get("first_block", 0)
+        _check_arguments(model, every, instruments, run, self.writers, step, first_block)
+        switched = _switched_instruments(probe, optimizer, options)
         asked = _in_order([*switched, *map(_instrument, instruments)])
         self._number, self._resumed = processes.next_number("Monitor"), 0
         processes.require_all_ranks("Monitor(...)", str(self._number))
-        self.model, self.wrapped, self.layers = unwrapped(model), model, layers  # two of them as they were given
-        self.every, self.run, self.writers = every, Path(run), tuple(writers)
+        self.model, self.wrapped, self.layers = unwrapped(model), model, options.get("layers")  # the last two as given
+        self.every, self.run = every, Path(run)
         self.stage, self.schedule = processes.Stage.of(first_block), Schedule(step)
         self.last: Measurement | None = None  # the last measurement
         self.should_stop = False  # True once an alarm has said that the training should end
         self._overdue = False  # True if a measurement of training batches waits for a step that is recorded
         self._failures = Failures(lambda: self.steps)
         self._raised: tuple[Alarm, ...] = ()  # alarms of rules that wait to be acted upon
+        watched: Any = {name: value for name, value in options.items() if name in WATCHED}
+        watched["layers"] = None if self.stage.one_of_several else self.layers
         with processes.failing_together():
-            self.plans = make_plans(
-                self.model, metrics, None if self.stage.one_of_several else layers, blocks=blocks, padding=padding,
-                attention_mask=attention_mask, layout=layout, keep=[name for part in asked for name in part.keeps],
-                attention=attention,
-            )  # fmt: skip
+            keep = [name for part in asked for name in part.keeps]
+            self.plans = make_plans(self.model, metrics, keep=keep, **watched)
+        alarms = options.get("alarms")
         self._start(asked, default_rules() if alarms is None else alarms)
 
     def _start(self, asked: Sequence[Instrument], alarms: Sequence[AlarmSource]) -> None:
@@ -203,9 +240,9 @@ class Monitor:
     def require_one_stack(self, option: str, expected: str = "") -> None:
         """Raise where the model has several stacks of blocks, of which this option is only for one."""
         way = f"name one stack, as in blocks={next(iter(self.plans.values())).stack!r}"
-        came = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
+        received = f"{type(self.model).__name__} is measured in {' and '.join(self.plans)}: {way}"
         expected = expected or f"{option} is about one stack of blocks"
-        require(len(self.plans) == 1, f"{expected}; {came}", MonitorError, option)
+        require(len(self.plans) == 1, f"{expected}; {received}", MonitorError, option)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -255,8 +292,8 @@ class Monitor:
                 notes.append(f"{counts}: call the model with one (decoder_attention_mask), or give padding=")
         first, calls = self.schedule.first, self.schedule.counted
         if calls > 1 and self.steps // self.every == first // self.every:
-            came = f"monitor.step was called {calls} times, and has come to step {self.steps}"
-            notes.append(f"no step after {first} was measured: one is at each multiple of every={self.every}; {came}")
+            made = f"monitor.step was called {calls} times, and has come to step {self.steps}"
+            notes.append(f"no step after {first} was measured: one is at each multiple of every={self.every}; {made}")
         return notes
 
     def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
@@ -298,7 +335,7 @@ class Monitor:
         self._refuse_earlier()
         if self.last is not None and self.last.step == self.steps:
             return self.last
-        if self.batches is not None and not any(part.has_recorded for part in self.batches.stacks.values()):
+        if self.batches is not None and not any(part.has_read for part in self.batches.stacks.values()):
             self._overdue = True
             self._prepare_recording()
             return None
@@ -499,20 +536,18 @@ class Monitor:
         return run_writer
 
 
-def _switched_instruments(
-    probe: object, loss: LossFunction | None, embeddings: EmbeddingsLike | None, optimizer: Any, spectra: bool,
-    jacobians: bool, paths_every: int | None, forecast: TrainingForecast | None,
-) -> list[Instrument]:  # fmt: skip
-    """The instruments that the switches of `Monitor` ask for."""
+def _switched_instruments(probe: object, optimizer: Any, options: MonitorOptions) -> list[Instrument]:
+    """The instruments that the arguments of `Monitor` ask for."""
+    loss, embeddings, forecast = options.get("loss"), options.get("embeddings"), options.get("forecast")
     sentence = "loss must be a function of what the model returns for the probe; there is no probe: give probe="
     require(loss is None or probe is not None, sentence, MonitorError, "loss")
     made: list[Instrument] = [StepNumbers()]
     made += [Probe(probe, loss)] if probe is not None else []
-    made += [BlockJacobians()] if jacobians else []
+    made += [BlockJacobians()] if options.get("jacobians") else []
     made += [ProbeEmbeddings(embeddings)] if embeddings is not None else []
-    made += [ProbePaths(paths_every)] if paths_every is not None else []
+    made += [ProbePaths(every)] if (every := options.get("paths_every")) is not None else []
     made += [WeightGradients(optimizer)] if optimizer is not None else []
-    made += [WeightSpectra()] if spectra else []
+    made += [WeightSpectra()] if options.get("spectra") else []
     return made + ([ForecastCheck(forecast)] if forecast is not None else [])
 
 

@@ -34,7 +34,7 @@ from rankscope.live import (
     processes,
 )
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.running_sums import MetricValues, joined_stacks
+from rankscope.monitor.measurement import MetricValues, joined_stacks
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.sources import first_line
 
@@ -150,9 +150,9 @@ def loss_in(output: Any, loss: LossFunction | None) -> Tensor | None:
         return value if isinstance(value, Tensor) and value.requires_grad else None
     value = of_output("loss", loss, output)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        came = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         cut = " that no weight has a part in" if isinstance(value, Tensor) and value.numel() == 1 else ""
-        raise MonitorError(f"loss must give a tensor of one number, with a gradient; got {came}{cut}", subject="loss")
+        raise MonitorError(f"loss must give a tensor of one number, with a gradient; got {given}{cut}", subject="loss")
     return value
 
 
@@ -182,6 +182,7 @@ class Probe(Instrument):
         wrong = f"loss must be a function of what the model returns for the probe; got a {type(loss).__name__}"
         require(loss is None or callable(loss), wrong, MonitorError, "loss")
         self.listeners: list[ProbeListener] = []
+        self._watches: dict[str, StackWatch] = {}  # one of each stack, made at the first measurement
 
     def attach(self) -> None:
         """Refuse pipeline stages, and labels that not all processes have."""
@@ -265,10 +266,11 @@ class Probe(Instrument):
     def _measure(self, differentiate: bool) -> dict[str, MetricValues]:
         model, plans, of_gradients = self.monitor.model, self.monitor.plans, dict[str, MetricValues]()
         gradients = {name: TokenGradients(plan) for name, plan in plans.items() if differentiate}
+        self._watches = self._watches or {k: StackWatch(model, plan, of_this_thread=True) for k, plan in plans.items()}
         with preserved_training_state(model), torch.set_grad_enabled(differentiate):
             with ExitStack() as entered:
                 enter = entered.enter_context
-                watches = {k: enter(StackWatch(model, plan, of_this_thread=True)) for k, plan in plans.items()}
+                watches = {name: enter(watch.restart()) for name, watch in self._watches.items()}
                 for noted in gradients.values():
                     enter(noted.attached())
                 output = self.call(model)
@@ -311,10 +313,10 @@ def beside_plugins(plans: Sequence[WatchPlan], read: Callable[[], T]) -> T:
 def values_of(watch: StackWatch) -> MetricValues:
     """What a watch has read of a stack; raises if that is nothing, and says why."""
     values = MetricValues()
-    for layer, readings in watch.readings:
+    for layer, _, readings in watch.totals.readings:
         values.add_readings(layer, readings)
-    if watch.valid.numel():
-        watch.plan.tokens = int(watch.valid.sum(-1).max())
+    if (valid := watch.totals.valid).numel():
+        watch.plan.tokens = int(valid.sum(-1).max())
     if not values:
         try:
             watch.profile()  # raises

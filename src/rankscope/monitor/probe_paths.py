@@ -19,7 +19,7 @@ from torch import Tensor
 from rankscope.errors import MonitorError, RankscopeError, require
 from rankscope.live import arguments_of, isolated, processes
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.running_sums import MetricValues
+from rankscope.monitor.measurement import MetricValues
 from rankscope.monitor.training_state import preserved_training_state
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
@@ -58,8 +58,8 @@ class ProbePaths(Instrument):
         if (probe := self.monitor.probe) is None:
             raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
         self.model, model = self.monitor.model, self.monitor.wrapped
-        came = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
-        sentence = f"paths need all weights on one process; {came}"
+        received = f"those of {type(model).__name__} are sharded: have `rankscope paths` read its checkpoints"
+        sentence = f"paths need all weights on one process; {received}"
         require(not processes.is_sharded(model), sentence, MonitorError, "paths_every")
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
         try:

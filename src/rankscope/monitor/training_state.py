@@ -71,7 +71,7 @@ def preserved_training_state(model: nn.Module) -> Iterator[None]:
 class ModuleState:
     """What a model keeps besides its weights, as it was when this was made.
 
-    A model may keep a memory of earlier calls, a counter, a generator, or tables that grow with the longest sample: in
+    A model may keep a cache of earlier calls, a counter, a generator, or tables that grow with the longest sample: in
     buffers, in plain attributes, or in objects that are no modules. All are put back; tables are computed again.
     """
 

@@ -33,7 +33,7 @@ from torch.nn.modules.conv import _ConvNd
 from rankscope.errors import MonitorError
 from rankscope.live import WatchPlan, processes, without_dropout
 from rankscope.monitor.instrument import Instrument
-from rankscope.monitor.running_sums import MetricValues
+from rankscope.monitor.measurement import MetricValues
 from rankscope.sources import first_line
 
 Group = Literal["query_key", "value_output", "mlp"]

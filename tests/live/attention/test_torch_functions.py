@@ -298,5 +298,5 @@ def test_an_error_that_is_contained_leaves_no_mode_behind() -> None:
     plain = model(words())
     with StackWatch(model, make_plan(model, "entropy"), contained=True) as w:
         assert torch.equal(model(words()), plain)
-    assert isinstance(w._recorder.failure, WatchError) and w._recorder.failure.subject == "blocks"
+    assert isinstance(w._follower.failure, WatchError) and w._follower.failure.subject == "blocks"
     assert not _get_current_function_mode_stack()

@@ -5,8 +5,8 @@ With the pattern P_h, the values V_h and the rows W_h of the output projection t
 one knows the heads' outputs alone, `OutputProjectionFinder` finds the projection: the first Linear or Conv1D in the
 block that is called, after attention, on exactly these side by side.
 
-Order of events: `StackWatch` hooks the modules that `may_project`; the recorder calls `reset` when a call of the model
-begins; `attention_readings.py` sets `head_outputs` when attention was seen; the recorder calls `module_called`, which
+Order of events: `StackWatch` hooks the modules that `may_project`; the follower calls `reset` when a call of the model
+begins; `attention_readings.py` sets `head_outputs` when attention was seen; the follower calls `module_called`, which
 calls `linear_called`, which hands what each head adds to `on_contributions`, or `wrapper_called` (LoRA); `block_left`
 checks that the projection was found.
 """

@@ -5,7 +5,7 @@ calls of `F.scaled_dot_product_attention` and of flex attention (`kernels.py`), 
 (`softmax.py`). It follows the block's hidden states from call to call: attention whose queries and keys both come from
 them is self-attention. Calls inside scripted or compiled code or `vmap` are not seen.
 
-Order of events: the recorder calls `block_entered`, which switches the mode on; torch calls `__torch_function__` for
+Order of events: the follower calls `block_entered`, which switches the mode on; torch calls `__torch_function__` for
 every function; `block_left` reports softmaxes that came to no values; the last, or `call_ended`, switches it off.
 """
 

@@ -33,7 +33,7 @@ from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall
 from rankscope.live.attention.head_outputs import is_linear, takes_heads
 from rankscope.live.attention.multihead import multihead_modules
-from rankscope.live.block_hooks import modules_around
+from rankscope.live.call_follower import modules_around
 from rankscope.live.hidden_states import candidates_in, floating_tensors
 from rankscope.live.hooks import Hooks
 from rankscope.live.left_out import several_layers

@@ -1,13 +1,13 @@
 """Callbacks that run a `Monitor` in training loops of other libraries: the Hugging Face Trainer
 (`transformers.py`) and Lightning (`lightning.py`). Each module is imported by those who use it."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope.errors import MonitorError, require_one_of
 from rankscope.metrics import Metric
 from rankscope.monitor import Monitor
+from rankscope.monitor.monitor import OPTIONS
 from rankscope.monitor.writers import scalars
 
 
@@ -19,10 +19,10 @@ def named_options(callback: str, positional: Sequence[object], options: Mapping[
     """
     are_metrics = "metrics" not in options and isinstance(next(iter(positional), None), str | list | tuple | Metric)
     if nameless := positional[are_metrics:]:
-        came = f"received a {type(nameless[0]).__name__} without one"
+        received = f"received a {type(nameless[0]).__name__} without one"
         expected = f"{callback} takes its options by name, but for metrics as the first"
-        raise MonitorError(f"{expected}; {came}: {callback}(metrics, probe=batch)", subject="options")
-    known = [name for name in inspect.signature(Monitor).parameters if name not in ("model", "step")]
+        raise MonitorError(f"{expected}; {received}: {callback}(metrics, probe=batch)", subject="options")
+    known = [name for name in OPTIONS if name not in ("model", "step")]
     for name in options:
         require_one_of(f"an option of {callback}", name, known, MonitorError, name)
     return dict(zip(("metrics",), positional, strict=False)) | dict(options)

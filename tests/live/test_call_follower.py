@@ -312,6 +312,6 @@ def test_many_calls_are_kept_as_their_numbers() -> None:
         before = tensors()
         for k in range(900):
             model(inputs[k % 9])
-        assert w.stacks[""].readings
+        assert w.stacks[""].totals.readings
         assert tensors() - before < 3 * 900, "a mean of less than three for the twelve numbers of a call"
     assert torch.equal(w.profile().curve("mu"), torch.cat([alone[k % 9] for k in range(900)]))

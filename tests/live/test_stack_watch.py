@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope
-from rankscope.live.block_hooks import has_listed_parts, modules_around, parts_of
+from rankscope.live.call_follower import has_listed_parts, modules_around, parts_of
 from tests.live import reference
 from tests.live.encoders import encoder, padded
 from tests.live.families import LAYERS, WIDTH, checks
