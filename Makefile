@@ -105,7 +105,7 @@ $(READY): pyproject.toml $(wildcard packages/*/pyproject.toml) constraints.txt
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[full,ray,trainer,lightning,tensorboard,wandb,mlflow]' $(CLIENTS) --group dev
+	$(INSTALL) $(CLIENTS) -e '.[full,ray,trainer,lightning,tensorboard,wandb,mlflow]' --group dev
 	$(INSTALL) -e packages/rankscope-models
 	touch $(TESTS)
 

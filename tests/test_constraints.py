@@ -51,7 +51,7 @@ def required() -> set[str]:
             met.add((asked.name, extra))
             further = [Requirement(line) for line in distribution(asked.name).requires or ()]
             waiting += [each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})]
-    return {canonical(name) for name, _ in met if name != "rankscope"}  # which has extras of extras
+    return {canonical(name) for name, _ in met if not name.startswith("rankscope")}  # extras of extras, and clients
 
 
 def test_set_up_installs_these_extras_and_groups() -> None:

@@ -51,28 +51,36 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: tuple[Path,
     assert found[f"{NAMED}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
 
-def test_the_studies_have_the_version_of_the_library_and_need_no_other() -> None:
-    told = tomllib.loads((STUDIES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CLIENTS = {"studies": "studies", "explorer": "explore"}
+"""Our packages beside the library, and the extra that brings each."""
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_has_the_version_of_the_library(name: str) -> None:
+    folder = ROOT / "packages" / f"rankscope-{name}"
+    told = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert told["version"] == PROJECT["version"]
-    (needed,) = map(Requirement, told["dependencies"])
+    needed = Requirement(told["dependencies"][0])
     assert needed.name == "rankscope" and str(needed.specifier) == f"=={told['version']}"
     assert needed.extras <= {*PROJECT["optional-dependencies"]}
-    assert PROJECT["optional-dependencies"]["studies"] == [told["name"]]
+    assert PROJECT["optional-dependencies"][CLIENTS[name]][-1] == told["name"]
+    assert len(told["dependencies"]) == 1 or name == "explorer"
 
 
-def test_the_wheel_of_the_studies_has_every_file_of_the_package_and_its_commands(tmp_path: Path) -> None:
-    named = f"rankscope_studies-{PROJECT['version']}"
-    found = contents(build(STUDIES, tmp_path, named)[0])
-    package = {name for name in found if not name.startswith(f"{named}.dist-info/")}
-    assert package == files(STUDIES / "src" / "rankscope_studies", STUDIES / "src")
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_wheel_of_a_client_has_every_file_of_the_package_and_its_commands(name: str, tmp_path: Path) -> None:
+    named, folder = f"rankscope_{name}-{PROJECT['version']}", ROOT / "packages" / f"rankscope-{name}"
+    found = contents(build(folder, tmp_path, named)[0])
+    package = {file for file in found if not file.startswith(f"{named}.dist-info/")}
+    assert package == files(folder / "src" / f"rankscope_{name}", folder / "src")
     assert found[f"{named}.dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     links = re.findall(r"\]\(([^)]+)\)", found[f"{named}.dist-info/METADATA"].decode())
     assert links and all(link.startswith("https://") for link in links)
     declared = found[f"{named}.dist-info/entry_points.txt"].decode()
     assert "[rankscope.commands]" in declared
     for line in declared.split("\n[")[0].splitlines()[1:]:
-        module, _, name = line.partition(" = ")[2].partition(":")
-        assert not line or callable(getattr(import_module(module), name)), line
+        module, _, function = line.partition(" = ")[2].partition(":")
+        assert not line or callable(getattr(import_module(module), function)), line
 
 
 @pytest.mark.parametrize(

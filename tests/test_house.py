@@ -85,8 +85,6 @@ PAST_A_FACE = {
     ("sources", "nets.masks"): "a module of masks by name",
     ("theory", "deviation.propagate"): "`propagate` is a function of that face",
     ("theory", "deviation.replay"): "a module of what a GPU repeats",
-    ("theory", "nets.kernels"): "a module of kernels by name",
-    ("theory", "nets.order"): "`order` is a function of that module, and means something else at a face",
 }
 """Who takes what from inside another room, and why; all else comes through the face of a room."""
 

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".versions"
 MOVED = ("torch", "transformers")
 EXTRAS = "full,trainer,lightning,tensorboard,wandb,mlflow"
-ROOMS = ("tests/sources", "tests/nets", "tests/live")
+CLIENTS = ("-e", "packages/rankscope-studies", "-e", "packages/rankscope-explorer")
+ROOMS = ("tests/sources", "tests/nets", "tests/live", "tests/monitor")
 
 
 def lowest(name: str) -> str:
@@ -48,11 +49,7 @@ def environment(which: str, torch: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
     subprocess.run([*install, "-c", pins, "pip"], cwd=ROOT, check=True)  # one that knows groups
-    subprocess.run(
-        [*install, "-c", pins, "-e", f".[{EXTRAS}]", "-e", "packages/rankscope-studies", "--group", "test"],
-        cwd=ROOT,
-        check=True,
-    )
+    subprocess.run([*install, "-c", pins, "-e", f".[{EXTRAS}]", *CLIENTS, "--group", "test"], cwd=ROOT, check=True)
     return python
 
 
