@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.replay import NumberTable, form, joined, joined_by_form, parts, samples, tensors_of
+from rankscope.deviation.replay import NumberTable, joined, joined_by_form, parts, samples
+from rankscope.nets import form, tensors_of
 from tests.builders import normal
 
 

@@ -42,16 +42,7 @@ from rankscope.deviation.propagate import (
     without_rule,
 )
 from rankscope.deviation.readings import read, reads_rows
-from rankscope.deviation.replay import (
-    NumberTable,
-    can_replay,
-    joined,
-    joined_by_form,
-    parts,
-    replay_cache,
-    samples,
-    tensors_of,
-)
+from rankscope.deviation.replay import NumberTable, can_replay, joined, joined_by_form, parts, replay_cache, samples
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scores import StateHeads
 from rankscope.deviation.second_pass import (
@@ -73,6 +64,6 @@ __all__ = [
     "attends_elsewhere", "can_replay", "can_skip", "common_heads", "confirmations", "deviation_heads", "dissect",
     "finish", "is_cached", "joined", "joined_by_form", "layers", "must_compute", "normalise", "parts", "piecewise",
     "propagate", "read", "reads_rows", "recording_rules", "records", "replay_cache", "restored", "rounded", "samples",
-    "spread", "starting_state", "starting_tokens", "state_distance", "steep_scores", "tensors_of", "tokens_lost",
+    "spread", "starting_state", "starting_tokens", "state_distance", "steep_scores", "tokens_lost",
     "undecided", "with_second_pass", "without_rule",
 ]  # fmt: skip

@@ -30,8 +30,9 @@ class _Kinds(dict[type, "_Kind | None"]):
         kind = None
         if is_dataclass(of):
             names = tuple(field.name for field in fields(of))
-            one = len(names) < 2  # `attrgetter` gives one attribute alone, several as a tuple
-            kind = _Kind(names, (lambda value: [getattr(value, name) for name in names]) if one else attrgetter(*names))
+            # `attrgetter` gives several attributes as a tuple, but one alone.
+            few = len(names) < 2
+            kind = _Kind(names, (lambda value: [getattr(value, name) for name in names]) if few else attrgetter(*names))
         elif issubclass(of, tuple | dict):
             kind = _Kind(None, tuple if issubclass(of, tuple) else lambda value: tuple(value.values()))
         elif hasattr(of, "converted"):  # layers that are read one at a time

@@ -93,7 +93,7 @@ class Transformer:
         >>> Transformer.random(Architecture(layers=2, width=8, heads=2)).variant(layers=24).num_parameters()
         1744
         """
-        index_of = {(id(of), number): index for index, (of, number) in enumerate(self.weights.layers.places())}
+        index_of = {(id(of), at): index for index, (of, at) in enumerate(self.weights.layers.places())}
         sizes = [shape for name, shape in shapes(self.arch).items() if not name.startswith("layers.")]
         for index in index_of.values():
             sizes += layer_shapes(self.arch, index).values()

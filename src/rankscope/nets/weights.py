@@ -179,7 +179,7 @@ class HeldLayers(tuple[Layer, ...]):
         return note(self[index])
 
     def in_memory(self) -> "HeldLayers":
-        """Return these layers."""
+        """Return these layers: all are in memory."""
         return self
 
     def release(self) -> None:
@@ -221,7 +221,7 @@ class StreamedLayers(Generic[Item]):
 
     def places(self) -> list[tuple[Any, int]]:
         """(what holds it, its number there) of each layer: the same for layers that are one and the same."""
-        return [(self.source, number) for number in self.numbers]
+        return [(self.source, index_in_source) for index_in_source in self.numbers]
 
     def picked(self, indices: Sequence[int]) -> "StreamedLayers[Item]":
         """Return some of the layers, in that order; none is read for it."""
@@ -229,10 +229,10 @@ class StreamedLayers(Generic[Item]):
 
     def noted(self, index: int, note: Callable[[Item], Result]) -> Result:
         """Return `note(layer)` of a layer, made once for all networks that share the source."""
-        noted, number = self.source.noted, self.numbers[index]
-        if number not in noted:
-            noted[number] = note(self[index])
-        return cast(Result, noted[number])
+        noted, index_in_source = self.source.noted, self.numbers[index]
+        if index_in_source not in noted:
+            noted[index_in_source] = note(self[index])
+        return cast(Result, noted[index_in_source])
 
     def in_memory(self) -> HeldLayers:
         """Return all layers, read; one that comes several times, once."""
