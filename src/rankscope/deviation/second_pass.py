@@ -155,8 +155,8 @@ class FloatLayer:
     @property
     def tokens_alone(self) -> "FloatLayer":
         """The layer without its attention, head outputs and routing: what is kept to start from later."""
-        step, narrow = (Step(each.layer, each.state, None) for each in (self.step, self.narrow))
-        return replace(self, step=step, narrow=narrow)
+        layer, X, Y = self.step.layer, self.step.state, self.narrow.state
+        return replace(self, step=Step(layer, X, None), narrow=Step(layer, Y, None))
 
     def states(self, times: int) -> tuple[State, State]:
         """The tokens after the layer as two states: those of float64, and these moved by `times` float64's rounding,
@@ -391,7 +391,7 @@ def undecided_attention(
         second: Gives that of the second; called where scores are steep.
         alike: The distance of two states up to which attention elsewhere counts: others are found different anyway.
     """
-    hidden = torch.zeros_like(step.state.valid.mask[:, 0])
+    unknown = torch.zeros_like(step.state.valid.mask[:, 0])
     for name in ("attention", "cross"):
         P: comparison.AnyPattern | None = getattr(step, name)
         if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P)):
@@ -400,8 +400,8 @@ def undecided_attention(
         elsewhere = comparison.attends_elsewhere(P, Q)
         if alike < math.inf:
             elsewhere = elsewhere & (comparison.state_distance(step.state, other) <= alike)
-        hidden = hidden | comparison.cut_away(P, step.state) | comparison.undecided(P, Q) | elsewhere
-    return hidden
+        unknown = unknown | comparison.cut_away(P, step.state) | comparison.undecided(P, Q) | elsewhere
+    return unknown
 
 
 def _halves(step: DeviationStep) -> Iterator[DeviationStep]:
