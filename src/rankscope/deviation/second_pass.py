@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -231,7 +231,7 @@ def _restored(step: Step, order: TokenOrder) -> Step:
     numbers: Any = step.attention
     if not isinstance(numbers, PatternNumbers):
         return step.restored(order)
-    return step._replace(attention=None).restored(order)._replace(attention=numbers.restored(order))
+    return step._replace(attention=None).restored(order)._replace(attention=cast(Any, numbers.restored(order)))
 
 
 EXAGGERATED = 4
@@ -253,6 +253,11 @@ class DeviationSecondPass:
     lost_heads: Bool[Tensor, "batch head"] | None = None
     """True where all that the outputs of a head differ by was rounded to zero."""
 
+    @property
+    def tokens_alone(self) -> "DeviationSecondPass":
+        """The layer without its attention, head outputs and routing."""
+        return DeviationSecondPass(DeviationStep(self.step.layer, self.step.state, None), self.lost)
+
 
 @dataclass(frozen=True, eq=False)
 class FloatSecondPass:
@@ -262,6 +267,11 @@ class FloatSecondPass:
     block: Block | None  # None at the input
     before: FloatLayer  # the layer before, valid tokens first; at the input the input itself
     passes: "Callable[[], DeviationPasses]"  # made when they are first needed
+
+    @property
+    def tokens_alone(self) -> "FloatSecondPass":
+        """The layer without its attention, head outputs and routing."""
+        return replace(self, layer=self.layer.tokens_alone)
 
     @cached_property
     def tokens_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
