@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation import perturbation, softmax, state
+from rankscope.deviation import softmax, state
 from rankscope.deviation.decisions import Presuming, Recording, answering
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import ValidTokens
@@ -142,21 +142,6 @@ def test_the_kernel_of_sizes_gives_the_formulas(
             pairs_found = zip(state._by_kernel(numbers), state._rescaling(numbers), strict=True)
         for found, expected in pairs_found:
             torch.testing.assert_close(found(), expected(), rtol=1e-15, atol=1e-15, equal_nan=True)
-
-
-@pytest.mark.parametrize("copies", [0, 1, 2])
-@pytest.mark.parametrize("heads", [None, 1, 5])
-def test_the_kernel_moves_logs_as_the_formula_does(
-    monkeypatch: pytest.MonkeyPatch, copies: int, heads: int | None
-) -> None:
-    shape = (4 * (1 + copies),) if heads is None else (4 * (1 + copies), heads)
-    log = 1e5 * torch.randn(shape, dtype=torch.float64)
-    log[1], log[-1] = state.LOWEST, math.nan
-    expected = perturbation.Perturbation(copies=copies)._moved_log(log)
-    monkeypatch.setattr(perturbation, "has_kernel", lambda log: True)
-    found = perturbation.Perturbation(copies=copies)._moved_log(log)
-    torch.testing.assert_close(found, expected, rtol=2e-16, atol=0.0, equal_nan=True)
-    assert bool((found[-2] != log[-2]).any())
 
 
 @given(st.floats(-760.0, 709.0), st.integers(0, 99))

@@ -1,5 +1,6 @@
 """A token that is zero but for rounding, through a norm of two entries: its sign is not read."""
 
+import math
 from itertools import permutations
 
 import mpmath as mp
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from rankscope import Architecture, Transformer, certify, measure
-from rankscope.deviation import perturbation
-from rankscope.deviation.perturbation import _row
+from rankscope.deviation import LOWEST, Scaled, perturbation
+from rankscope.deviation.perturbation import Perturbation, _row
 from tests.deviation.reference import Network, log10_residual
 
 
@@ -110,3 +111,14 @@ def test_certificates_do_not_hang_on_what_ran_before() -> None:
     alone = certify(small, X).table
     certify(large, X.repeat(1, 5, 4))
     assert certify(small, X).table.equals(alone)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2])
+@pytest.mark.parametrize("heads", [None, 1, 5])
+def test_logs_are_moved_but_that_of_zero(copies: int, heads: int | None) -> None:
+    shape = (4 * (1 + copies),) if heads is None else (4 * (1 + copies), heads)
+    log = 1e5 * torch.randn(shape, dtype=torch.float64)
+    log[1], log[-1] = LOWEST, math.nan
+    found = Perturbation(copies=copies).scaled(Scaled(torch.ones(*shape, 2), log)).log
+    torch.testing.assert_close(found, log, rtol=1e-14, atol=0.0, equal_nan=True)
+    assert bool((found[1] == LOWEST).all()) and bool((found[-2] != log[-2]).any())

@@ -130,7 +130,7 @@ class DeviationPattern(Pattern):
         yield self.visible
 
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
-        """The product `Delta V`."""
+        """The product `Delta V`, from all rows at once."""
         return Scaled(self.off_top.value @ V, self.off_top.log)
 
     def matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:

@@ -176,11 +176,11 @@ def piecewise(
         everywhere = not nowhere and bool(asking.answer(f"{name}, everywhere", Condition(lambda _: pick)))
     if everywhere:
         return there()
-    other = elsewhere() if callable(elsewhere) else elsewhere
+    rest = elsewhere() if callable(elsewhere) else elsewhere
     if nowhere:
-        return other
+        return rest
     shaped = {ndim: pick.reshape(*pick.shape, *[1] * (ndim - pick.ndim)) for ndim in range(pick.ndim, 5)}
-    return converted(there(), lambda a, b: torch.where(shaped[a.ndim], a, b), other)
+    return converted(there(), lambda a, b: torch.where(shaped[a.ndim], a, b), rest)
 
 
 def at_layer(index: int) -> None:

@@ -1,8 +1,8 @@
 """Steps of deviation arithmetic that a GPU takes by one kernel in place of many small ones.
 
-`Scaled.normalised` calls `rescaling`, `Scaled.__add__` calls `added` and `Perturbation.scaled` calls `moved_logs`. Each
-layer takes dozens of these steps, and each of them computes a few numbers per sample or head by some ten operations:
-kernels for these take longer to start than to run.
+`Scaled.normalised` calls `rescaling` and `Scaled.__add__` calls `added`. Each layer takes dozens of these steps, and
+each of them computes a few numbers per sample or head by some ten operations: kernels for these take longer to start
+than to run.
 
 `softmax.py` calls `gentle_rows` for rows of `P - 1 p^T`, where no score is far above the reference row's. Its formulas
 are those of `ReferenceRow._gentle`; its second result answers the question of `ReferenceRow._far`, whether some row
@@ -121,33 +121,6 @@ def added(a: Tensor, b: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, T
         blocks = triton.cdiv(length, entries)
         _added[(rows * blocks,)](a, b, log_a, log_b, total, log, length, blocks, ENTRIES=entries)
     return total, log
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _moved_logs(LOG, SHARE, MOVED, n, each, of_copy, share_row, size, lowest: tl.constexpr, ENTRIES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Each log plus its share of itself, but the log of zero."""
-    at = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
-    log = tl.load(LOG + at, mask=at < n, other=0.0)
-    share = tl.load(SHARE + (at // of_copy) * share_row + at % each, mask=at < n, other=0.0)
-    tl.store(MOVED + at, tl.where(log > lowest, log + log * (share * size), log), mask=at < n)
-
-
-def moved_logs(log: Tensor, share: Tensor, size: float, lowest: float) -> Tensor:
-    """The logs with each of them moved by a share of itself, but for the log of zero.
-
-    Args:
-        log: Logs `[batch]` or `[batch, head]`, of all samples and after them of all their copies.
-        share: `[copy, number]`, what the logs of a sample are moved by: a row for samples, one for each copy.
-        size: What shares are multiplied with.
-        lowest: The log of zero, which stays.
-    """
-    log = log.contiguous()
-    moved, n = torch.empty_like(log), log.numel()
-    with torch.cuda.device_of(log):  # type: ignore[no-untyped-call]
-        _moved_logs[(triton.cdiv(n, 256),)](
-            log, share, moved, n, share.shape[1], n // len(share), share.stride(0), size, lowest, ENTRIES=256
-        )
-    return moved
 
 
 ENTRIES_OF_ROWS = 1024  # entries of D that a program has, one row at least

@@ -27,7 +27,7 @@ from rankscope.deviation.comparison import SHORTEST
 from rankscope.deviation.decisions import keep, must_compute
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scores import ScoreParts, Scores
-from rankscope.deviation.state import LOWEST, STEEPEST, Scaled, State, has_kernel, spread
+from rankscope.deviation.state import LOWEST, STEEPEST, Scaled, State, spread
 from rankscope.doubled import precision
 from rankscope.nets import Architecture, Block, Half, Linear, PassSettings, Plain, Transformer, norm_of
 
@@ -86,16 +86,9 @@ class Perturbation:
 
     def scaled(self, part: Scaled) -> Scaled:
         """Values and logs perturbed: a log of 1e5 is rounded by 1e-11, and so is the number it is the log of."""
-        log = self._moved_log(part.log)  # first: shares are drawn in this order
+        # First the logs, but for that of zero: shares are drawn in this order.
+        log = torch.where(part.log > LOWEST, self.perturb(part.log, copy=True), part.log)
         return Scaled(self.perturb(part.value), log)
-
-    def _moved_log(self, log: Tensor) -> Tensor:
-        """Logs perturbed, but for that of zero."""
-        if not has_kernel(log):
-            return torch.where(log > LOWEST, self.perturb(log, copy=True), log)
-        from rankscope.deviation.kernels_triton import moved_logs
-
-        return moved_logs(log, *self._shares(log), LOWEST)
 
 
 def is_cached(count: int, device: torch.device) -> bool:

@@ -170,7 +170,8 @@ class ReplayCache:
             run(graph_inputs)  # what is set up at first use is not captured
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        if self.pool is None or not any(computation.size for computation in self.computations.values()):
+            self.pool = torch.cuda.graph_pool_handle()  # torch frees a pool with the last graph that shares it
         with torch.cuda.graph(graph, pool=self.pool):
             result, violations = run(graph_inputs)
 

@@ -130,8 +130,8 @@ class PartOperations(Arithmetic):
         fixed = alpha[:, None, None] * identity + (beta - gamma)[:, None, None] * (C - c[:, :, None])
         fixed = fixed.expand(*P.p.shape[:2], -1, -1)
         off_top = Scaled.plain(fixed).by_head() + E.mapped(lambda t: t * beta[:, None, None]).normalised()
-        hidden = column[:, :, None] | ~valid[:, None, :, None]
-        off_top = off_top.mapped(lambda t: t.masked_fill(hidden, 0.0))
+        outside = column[:, :, None] | ~valid[:, None, :, None]
+        off_top = off_top.mapped(lambda t: t.masked_fill(outside, 0.0))
         total = alpha + (beta if P.total is None else beta * P.total) - gamma
         sums = P.row_excess and P.row_excess.mapped(lambda t: t * beta[:, None]).normalised()
         return replace(

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -155,8 +155,8 @@ class FloatLayer:
     @property
     def tokens_alone(self) -> "FloatLayer":
         """The layer without its attention, head outputs and routing: what is kept to start from later."""
-        step, narrow = (Step(each.layer, each.state, None) for each in (self.step, self.narrow))
-        return replace(self, step=step, narrow=narrow)
+        layer, X, Y = self.step.layer, self.step.state, self.narrow.state
+        return replace(self, step=Step(layer, X, None), narrow=Step(layer, Y, None))
 
     def states(self, times: int) -> tuple[State, State]:
         """The tokens after the layer as two states: those of float64, and these moved by `times` float64's rounding,
@@ -231,7 +231,7 @@ def _restored(step: Step, order: TokenOrder) -> Step:
     numbers: Any = step.attention
     if not isinstance(numbers, PatternNumbers):
         return step.restored(order)
-    return step._replace(attention=None).restored(order)._replace(attention=numbers.restored(order))
+    return step._replace(attention=None).restored(order)._replace(attention=cast(Any, numbers.restored(order)))
 
 
 EXAGGERATED = 4
@@ -253,6 +253,11 @@ class DeviationSecondPass:
     lost_heads: Bool[Tensor, "batch head"] | None = None
     """True where all that the outputs of a head differ by was rounded to zero."""
 
+    @property
+    def tokens_alone(self) -> "DeviationSecondPass":
+        """The layer without its attention, head outputs and routing."""
+        return DeviationSecondPass(DeviationStep(self.step.layer, self.step.state, None), self.lost)
+
 
 @dataclass(frozen=True, eq=False)
 class FloatSecondPass:
@@ -262,6 +267,11 @@ class FloatSecondPass:
     block: Block | None  # None at the input
     before: FloatLayer  # the layer before, valid tokens first; at the input the input itself
     passes: "Callable[[], DeviationPasses]"  # made when they are first needed
+
+    @property
+    def tokens_alone(self) -> "FloatSecondPass":
+        """The layer without its attention, head outputs and routing."""
+        return replace(self, layer=self.layer.tokens_alone)
 
     @cached_property
     def tokens_by_deviation(self) -> tuple[DeviationStep, DeviationSecondPass]:
@@ -391,7 +401,7 @@ def undecided_attention(
         second: Gives that of the second; called where scores are steep.
         alike: The distance of two states up to which attention elsewhere counts: others are found different anyway.
     """
-    hidden = torch.zeros_like(step.state.valid.mask[:, 0])
+    unknown = torch.zeros_like(step.state.valid.mask[:, 0])
     for name in ("attention", "cross"):
         P: comparison.AnyPattern | None = getattr(step, name)
         if P is None or not must_compute("second_pass.steep", comparison.steep_scores(P)):
@@ -400,8 +410,8 @@ def undecided_attention(
         elsewhere = comparison.attends_elsewhere(P, Q)
         if alike < math.inf:
             elsewhere = elsewhere & (comparison.state_distance(step.state, other) <= alike)
-        hidden = hidden | comparison.cut_away(P, step.state) | comparison.undecided(P, Q) | elsewhere
-    return hidden
+        unknown = unknown | comparison.cut_away(P, step.state) | comparison.undecided(P, Q) | elsewhere
+    return unknown
 
 
 def _halves(step: DeviationStep) -> Iterator[DeviationStep]:

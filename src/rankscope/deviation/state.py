@@ -331,7 +331,7 @@ class State:
             difference = two_sum(total, -x[:, None].expand_as(total))
             R = difference.hi + (difference.low + (lost - lost[first][:, None]))
         close = cls(Scaled.plain(x), Scaled.plain(valid.zero_padding(R)), valid).tidy()
-        # Where they are far apart: the tokens as they came, not a rounded difference plus what was taken off.
+        # Where they are far apart: the tokens as they were given, not a rounded difference plus what was taken off.
         return cls(close.x, chosen(close.x.log <= LOWEST, tokens, close.R), valid)
 
     @classmethod

@@ -33,9 +33,9 @@ Values = Float[Tensor, "*batch"]
 class Tokens:
     """Tokens ready to be measured, by one metric or many: what several of them need is computed once."""
 
-    given: Float[Tensor, "*batch token width"]  # in the dtype they came in; padded tokens may hold anything
+    given: Float[Tensor, "*batch token width"]  # in the dtype that they have; padded ones may hold anything
     valid: Bool[Tensor, "*batch token"]  # True at tokens, False at padding
-    unit: float  # the eps of the dtype they came in
+    unit: float  # the eps of the dtype of `given`
     unpadded: bool = False  # whether every token is known to be valid
     memo: dict[str, Tensor] = field(default_factory=dict)
     broken: Bool[Tensor, "*batch"] | None = None  # samples with NaN or infinity, taken as zero; None if there are none

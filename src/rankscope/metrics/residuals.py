@@ -101,9 +101,9 @@ def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
     if centre == "mean":
         return X.sum(-2) / count.clamp(min=1)[..., None]
     if centre == "midrange" and X.shape[-2]:
-        hidden = ~valid[..., None]
-        top = X.masked_fill(hidden, -torch.inf).amax(-2)
-        bottom = X.masked_fill(hidden, torch.inf).amin(-2)
+        padded = ~valid[..., None]
+        top = X.masked_fill(padded, -torch.inf).amax(-2)
+        bottom = X.masked_fill(padded, torch.inf).amin(-2)
         return ((top + bottom) / 2).masked_fill((count == 0)[..., None], 0.0)
     if not X.shape[-2]:
         return X.new_zeros((*X.shape[:-2], X.shape[-1]))
@@ -252,7 +252,7 @@ def _norm(ready: Tokens, norm: Norm, centre: Centre | None) -> Values:
         residual, narrow = centre is not None, ready.unit > torch.finfo(torch.float64).eps
         if ready.fused and norm in ORDER and centre in (None, "mean"):
             return ready.norm(norm, residual)
-        # Squares of what came in a dtype of smaller range than float64 stay in range.
+        # Squares of numbers that were given in a dtype of smaller range than float64 stay in range.
         if norm == "frobenius" and narrow and not residual:
             return norm_in_range(ready)
         A = centred(ready, centre, norm) if centre is not None else ready.X

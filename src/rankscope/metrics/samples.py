@@ -88,8 +88,8 @@ def alpha_req(Z: Embeddings, first: int = 11, last: int = 50, dtype: torch.dtype
     size = torch.linalg.matrix_norm(X)
     X = X - X.mean(-2, keepdim=True)
     last = min(last, X.shape[-1], X.shape[-2] - 1)
-    came = f"of {X.shape[-2]} samples of width {X.shape[-1]} those from {first} to {last} came"
-    sentence = f"alpha-ReQ must have two eigenvalues to fit; {came}: give more samples"
+    available = f"of {X.shape[-2]} samples of width {X.shape[-1]} those from {first} to {last} came"
+    sentence = f"alpha-ReQ must have two eigenvalues to fit; {available}: give more samples"
     require(1 <= first < last, sentence, MetricError, "first")
     values = torch.linalg.svdvals(X).square()[..., first - 1 : last]
     rank = torch.arange(first, last + 1, dtype=X.dtype, device=X.device)

@@ -85,9 +85,9 @@ def checked_floats(
 
         def exact(metric: Metric = metric) -> Reading:
             step, second = by_deviation(metric)
-            found = read(metric, step)
-            assert found is not None
-            return checked([(metric, found)], step, second)[0][1]
+            by_rule = read(metric, step)
+            assert by_rule is not None
+            return checked([(metric, by_rule)], step, second)[0][1]
 
         reading = replace(reading, digits=_digits(reading, error))
         result.append((metric, piecewise("agreement.unsure", error > AGREED, exact, reading)))

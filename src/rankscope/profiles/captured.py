@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import (
-    DeviationSecondPass,
     DeviationStep,
     FloatSecondPass,
     PassInputs,
@@ -83,7 +82,9 @@ def _passes(
         layer = LayerStep(net, 0, valid, step, second)
         defects.append(zero if (defect := layer.row_sum_defect) is None else defect)
         found.append(((index,), layer.readings(by_layer)))
-        kept.append(_tokens_alone(layer))  # patterns are read: those of all layers would take too much memory
+        # Patterns are read: those of all layers would take too much memory.
+        tokens = type(step)(step.layer, step.state, None)
+        kept.append(replace(layer, step=tokens, second=second and second.tokens_alone))
         steps += [step] if hold else []
     for arithmetic in (Step, DeviationStep) if of_tokens else ():
         group = tuple(index for index, layer in enumerate(kept) if isinstance(layer.step, arithmetic))
@@ -100,18 +101,6 @@ def _passes(
             pieces.append(Piece(metrics.index(metric), indices, shape, len(parts)))
     numbers += [torch.stack([layer.finite.double() for layer in kept]), torch.stack(defects)]
     return CapturedPasses(torch.cat(numbers), tuple(pieces), tuple(steps))
-
-
-def _tokens_alone(layer: LayerStep) -> LayerStep:
-    """The layer without its attention, head outputs and routing, in both passes."""
-    step, second = layer.step, layer.second
-    if isinstance(second, FloatSecondPass):
-        second = replace(second, layer=second.layer.tokens_alone)
-    elif second is not None:
-        second = DeviationSecondPass(DeviationStep(second.step.layer, second.step.state, None), second.lost)
-    if isinstance(step, DeviationStep):
-        return replace(layer, step=DeviationStep(step.layer, step.state, None), second=second)
-    return replace(layer, step=Step(step.layer, step.state, None), second=second)
 
 
 def _side_by_side(layers: Sequence[LayerStep]) -> LayerStep:

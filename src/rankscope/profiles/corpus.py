@@ -29,7 +29,7 @@ from rankscope.runs import Manifest, Store, difference, key_of, manifest_in
 SAVED_EVERY = 20.0  # seconds between chunks of rows on disk
 
 
-class CorpusOptions(TypedDict, total=False):
+class ExcerptOptions(TypedDict, total=False):
     """What is measured of each excerpt: options of `measure_corpus` and `corpus_steps`."""
 
     metrics: MetricsLike  # as of `measure`
@@ -38,7 +38,7 @@ class CorpusOptions(TypedDict, total=False):
     batch_size: int  # excerpts that are encoded and run together; 16 if left out
 
 
-CORPUS_OPTIONS: CorpusOptions = {
+EXCERPT_OPTIONS: ExcerptOptions = {
     "metrics": DEFAULT_METRICS, "arithmetic": "deviation", "max_length": 128, "batch_size": 16,
 }  # fmt: skip
 """What is taken for options that are left out."""
@@ -50,7 +50,7 @@ def measure_corpus(
     *,
     folder: str | Path | Store | None = None,
     progress: Callable[[int], None] | None = None,
-    **options: Unpack[CorpusOptions],
+    **options: Unpack[ExcerptOptions],
 ) -> Summary:
     """Measure the excerpts of a corpus, at every layer of every variant, for statistics over them.
 
@@ -60,7 +60,7 @@ def measure_corpus(
         folder: Where the rows of every excerpt are written (`rankscope.runs.read(folder).table("rows")`), so that
             an interrupted run resumes where it stopped; None keeps them for this call alone.
         progress: Called with the number of excerpts done.
-        **options: Those of `CorpusOptions`, which describes each.
+        **options: Those of `ExcerptOptions`, which describes each.
 
     Returns:
         A `Summary`, with exact quantiles over all excerpts.
@@ -94,7 +94,7 @@ def corpus_steps(
     *,
     saved_every: float = SAVED_EVERY,
     runner: "BatchRunner | None" = None,
-    **options: Unpack[CorpusOptions],
+    **options: Unpack[ExcerptOptions],
 ) -> Generator[CorpusRows]:
     """`measure_corpus` as a generator: it yields the rows so far after each batch, and first those that the folder
     held. They are one object, complete whenever it is yielded, also after an interruption. Arguments are those of
@@ -107,8 +107,8 @@ def corpus_steps(
     """
     require(nets, "a corpus must be measured on at least one network; received none", MetricError, "nets")
     for name in options:
-        require_one_of("an option of a corpus", name, CORPUS_OPTIONS, MetricError, name)
-    asked = CORPUS_OPTIONS | options
+        require_one_of("an option of a corpus", name, EXCERPT_OPTIONS, MetricError, name)
+    asked = EXCERPT_OPTIONS | options
     arithmetic, length, size = asked["arithmetic"], asked["max_length"], asked["batch_size"]
     require(size >= 1, f"batch_size must be at least 1 excerpt; got {size}", TokensError, "batch_size")
     chosen = chosen_metrics("a corpus", asked["metrics"])
@@ -204,8 +204,8 @@ def _skip(texts: Iterator[str], digest: Any, count: int, expected: str, path: Pa
         _digest(digest, text)
         skipped += 1
     same = skipped == count and digest.hexdigest() == expected
-    came = f"only {skipped} came" if skipped < count else "others came"
-    sentence = f"{path} has counted {count} excerpts, and the same must come again for the run to go on; {came}"
+    received = f"only {skipped} came" if skipped < count else "others came"
+    sentence = f"{path} has counted {count} excerpts, and the same must come again for the run to go on; {received}"
     require(same, f"{sentence}: give another folder, or delete it to start anew", FileError, str(path))
 
 

@@ -82,8 +82,8 @@ class PassOptions(TypedDict, total=False):
     sharing: int  # passes that run side by side, and share memory; 1 if left out
 
 
-class MeasureOptions(PassOptions, total=False):
-    """Options of `measure`."""
+class ReadingOptions(PassOptions, total=False):
+    """Options of `measure`: those of its pass, and who else reads along."""
 
     readers: Sequence[Reader]  # what else is taken from the same pass (`profiles/readers.py`)
 
@@ -153,7 +153,16 @@ def layer_pass(
     arithmetic: str,
     options: PassOptions,
 ) -> Generator[None, None, PassRecord]:
-    """`one_pass` as a generator, to be run without gradients: it yields after each layer. All options are given."""
+    """`one_pass` as a generator, to be run without gradients: it yields after each layer.
+
+    Args:
+        net: As of `measure`; so are X, padding and arithmetic.
+        X: Tokens `[batch, token, width]`.
+        padding: True at padded tokens.
+        readers: Objects that are shown every layer of every batch.
+        arithmetic: How the network runs.
+        options: All options of `PassOptions`.
+    """
     require_one_of("arithmetic", arithmetic, ARITHMETICS, MetricError)
     batch_size, progress = options["batch_size"], options["progress"]
     if not isinstance(X, Tensor) or not X.is_floating_point():
@@ -294,7 +303,7 @@ def measure(
     *,
     attention_mask: Tensor | None = None,
     variant: str = "as given",
-    **options: Unpack[MeasureOptions],
+    **options: Unpack[ReadingOptions],
 ) -> Profile:
     """Measure how uniform the tokens are at every layer of a network.
 
@@ -313,7 +322,7 @@ def measure(
             `bfloat16` show their floors.
         attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         variant: The name of the network in the table.
-        **options: Those of `MeasureOptions`, which describes each.
+        **options: Those of `ReadingOptions`, which describes each.
 
     Returns:
         A `Profile`: a row for each sample, layer, metric (and head), with value, log10 and floor.
@@ -372,8 +381,8 @@ def measure_together(
 
     shared, passes = _chosen({"sharing": len(networks), **options}), []
     for index, (name, inputs) in enumerate(networks.items()):
-        each: PassOptions = {**shared, "progress": progress_of(index)}
-        passes.append(_measuring(*inputs, metrics, arithmetic, name, (readers or {}).get(name, ()), each))
+        of_network: PassOptions = {**shared, "progress": progress_of(index)}
+        passes.append(_measuring(*inputs, metrics, arithmetic, name, (readers or {}).get(name, ()), of_network))
     return run_side_by_side(passes)
 
 

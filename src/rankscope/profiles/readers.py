@@ -227,7 +227,7 @@ class LayerStep:
     step: Step | DeviationStep
     second: SecondPassLayer | None = None  # the same layer of a second pass with different rounding
     confirmation: Confirmation | None = None  # the same layer in float64 beside doubled precision, if asked for
-    known: "CapturedNumbers | None" = None  # readings that came with the layer from a captured graph
+    known: "CapturedNumbers | None" = None  # readings that a captured graph computed together with the layer
 
     @property
     def layer(self) -> int:
