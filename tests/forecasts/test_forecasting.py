@@ -166,6 +166,14 @@ def test_what_is_no_training_is_refused(options: dict[str, Any], error: type[Exc
     assert caught.value.subject == subject  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["design", "recipe", "module"])
+def test_what_is_asked_stands_in_its_own_object(name: str) -> None:
+    given: dict[str, Any] = {name: {"steps": 60}}
+    with pytest.raises(LabError, match=f"{name} must be a .*; got a dict") as caught:
+        forecast(SMALL, **given)
+    assert caught.value.subject == name
+
+
 @pytest.mark.parametrize("subject", ["a name", 3, SMALL.replace(cross_attention=True)])
 def test_what_is_no_network_is_refused(subject: Any) -> None:
     with pytest.raises(ArchitectureError):

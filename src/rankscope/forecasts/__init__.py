@@ -1,10 +1,11 @@
 """What can be said of a network before it is trained: where its tokens and gradients go, and whether it will train.
 
-`forecasting.py` has `forecast` and what it returns. It asks `readings.py` for what is read off a network at its
-initialisation, `layers.py` for tokens and gradients layer by layer (`mean_field.py`, `phases.py` and `gradients.py`
-have the theory and the arithmetic), `predictor.py` for what became of trained networks that read alike, `verdict.py`
-for sentences, and `plan.py` for what might mend it; `maps.py` varies two numbers of a design. A module of a person's
-own is read by `live_module.py`: it goes forward in `live_passes.py`, and `weight_kinds.py` tells its weights apart.
+`forecasting.py` has `forecast` and what it returns. `plan.py` makes a `Plan` of what is asked (a network, a `Design`, a
+`Recipe` of the lab). Then `readings.py` says what is read off the network at its initialisation, `layers.py` where
+tokens and gradients go layer by layer (`mean_field.py`, `phases.py` and `gradients.py` have the theory and the
+arithmetic), `predictor.py` what became of trained networks that read alike, `verdict.py` all of it in sentences, and
+`plan.py` what might mend it; `maps.py` varies two numbers of a design. A module of a person's own (`ModuleInputs`) is
+read by `live_module.py`: it goes forward in `live_passes.py`, and `weight_kinds.py` tells its weights apart.
 """
 
 from rankscope.forecasts.forecasting import Forecast, Mend, forecast, forecast_of

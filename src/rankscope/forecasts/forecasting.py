@@ -290,6 +290,11 @@ def forecast(
     >>> 0 <= result.probability <= 1, result.table.height
     (True, 3)
     """
+    given: tuple[tuple[str, Any, type], ...]
+    given = ("design", design, Design), ("recipe", recipe, Recipe), ("module", module, ModuleInputs)
+    for name, value, kind in given:
+        fits = value is None or isinstance(value, kind)
+        require(fits, f"{name} must be a {kind.__name__}; got a {type(value).__name__}", LabError, name)
     recipe = Recipe() if recipe is None else recipe
     if module is None:
         with usual_modes(), torch.enable_grad():

@@ -162,7 +162,11 @@ class ModuleReader:
     def start(self) -> tuple[TokenCurves, dict[str, float]]:
         """(What was watched, every reading at initialisation)."""
         first = self._pass(0)
-        self._refuse_kept_weights(first)
+        weights = self.given_weights  # copies stand in their place: what still reaches them is kept elsewhere
+        reached = torch.autograd.grad(first.loss, list(weights.values()), retain_graph=True, allow_unused=True)
+        if kept := [name for name, gradient in zip(weights, reached, strict=True) if gradient is not None]:
+            where = f"{type(self.model).__name__} keeps {kept[0]} in another place too (a closure, a dictionary)"
+            raise LabError(f"a module must take its weights from its attributes, to be read; {where}", subject="model")
         self.kinds = weight_kinds(self.model, self.plan.blocks, self.weights, first.head)
         self._note_loss(first)
         unknown = [kind for kind, parts in self.kinds.items() if parts is None]
@@ -172,14 +176,6 @@ class ModuleReader:
         curves = self.watched()
         readings = self.look(curves) | self._curvature()
         return curves, readings | weight_readings(self.weights, self.kinds, self.recipe)
-
-    def _refuse_kept_weights(self, made: LivePass) -> None:
-        """Refuse a module that still computes with its own weights after copies were put in their place."""
-        given = self.given_weights
-        reached = torch.autograd.grad(made.loss, list(given.values()), retain_graph=True, allow_unused=True)
-        if kept := [name for name, gradient in zip(given, reached, strict=True) if gradient is not None]:
-            where = f"{type(self.model).__name__} keeps {kept[0]} in another place too (a closure, a dictionary)"
-            raise LabError(f"a module must take its weights from its attributes, to be read; {where}", subject="model")
 
     def look(self, curves: TokenCurves) -> dict[str, float]:
         """What is read again after the drift: shares of the output, input gradients of two batches, residuals and

@@ -46,8 +46,9 @@ def weight_kinds(
             if (name := names.get(id(weight))) is None or name in inside:
                 continue
             inside[name] = WeightPart(name, layer)
-            slices = _slices(block, path)
-            in_attention = any(attending(*_modules(block, path))) or any(kind != "mlp" for kind, _ in slices)
+            slices, words = _slices(block, path), path.split(".")[:-1]
+            on_the_way = [block.get_submodule(".".join(words[: k + 1])) for k in range(len(words))]
+            in_attention = any(attending(words, on_the_way)) or any(kind != "mlp" for kind, _ in slices)
             for kind, part in slices:
                 by_kind[kind].append(WeightPart(name, layer, part.entries))
             if in_attention and slices:
@@ -109,9 +110,3 @@ def _matrix_beside(owner: nn.Module, leaf: str) -> str | None:
     matrix = leaf.replace("bias", "weight")
     weight = getattr(owner, matrix, None)
     return matrix if matrix != leaf and isinstance(weight, Tensor) and weight.ndim > 1 else None
-
-
-def _modules(block: nn.Module, path: str) -> tuple[list[str], list[nn.Module]]:
-    """Names and modules on the way from a block to a weight."""
-    words = path.split(".")[:-1]
-    return words, [block.get_submodule(".".join(words[: k + 1])) for k in range(len(words))]

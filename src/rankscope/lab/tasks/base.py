@@ -61,7 +61,6 @@ class Task(ABC):
     """A task for small networks; those here are frozen dataclasses of their sizes."""
 
     name: ClassVar[str]
-    says: ClassVar[str]  # What is predicted, in one line
     context: int  # Tokens of a sample, where `architecture` is not the task's own
 
     @property

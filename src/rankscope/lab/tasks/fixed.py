@@ -76,7 +76,6 @@ class Sort(FixedTask):
     test: int = 200
     seed: int = 0
     name: ClassVar[str] = "sort"
-    says: ClassVar[str] = "the symbol that is here when all are sorted"
 
     @property
     def interface(self) -> Interface:
@@ -118,7 +117,6 @@ class Hull(FixedTask):
     test: int = 300
     seed: int = 0
     name: ClassVar[str] = "hull"
-    says: ClassVar[str] = "whether a point is on the convex hull of all"
 
     @property
     def interface(self) -> Interface:
@@ -189,7 +187,6 @@ class Memorization(FixedTask):
     longest: int = 128
     seed: int = 0
     name: ClassVar[str] = "memorization"
-    says: ClassVar[str] = "the random label of a word where it stands"
 
     @cached_property
     def words(self) -> list[list[str]]:
@@ -254,7 +251,6 @@ class Digits(Task):
 
     patch: int = 2
     name: ClassVar[str] = "digits"
-    says: ClassVar[str] = "which digit an image shows"
 
     @cached_property
     def _images(self) -> Batch:

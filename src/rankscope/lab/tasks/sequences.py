@@ -47,7 +47,6 @@ class NextCharacter(Task):
     context: int = 64
     text: str | None = field(default=None, repr=False)
     name: ClassVar[str] = "next-character"
-    says: ClassVar[str] = "the next character of a text"
 
     @property
     def alphabet(self) -> str:
@@ -118,7 +117,6 @@ class Copying(RandomSequences):
     symbols: int = 16
     length: int = 16
     name: ClassVar[str] = "copying"
-    says: ClassVar[str] = "the symbols before a mark, once more"
 
     @property
     def interface(self) -> Interface:
@@ -147,7 +145,6 @@ class Induction(RandomSequences):
     longest: int = 24
     context: int = 48
     name: ClassVar[str] = "induction"
-    says: ClassVar[str] = "what followed a symbol last time"
 
     @property
     def interface(self) -> Interface:
