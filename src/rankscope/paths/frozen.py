@@ -62,7 +62,9 @@ from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 
 Parts = Float[Tensor, "part batch token width"]
+"""Terms of a network side by side; what they are depends on the rules."""
 HeadTerms = Float[Tensor, "part batch head token head_width"]
+"""What each head mixed, of every term, before the output projection."""
 MEASURED = ("query.bias", "key.bias", "gate.bias")  # biases that are part of what is measured, and start no path
 DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 """The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
