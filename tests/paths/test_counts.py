@@ -105,6 +105,6 @@ def test_bad_numbers() -> None:
 def test_a_head_that_is_not_there_is_told_which_are() -> None:
     for wrong in (3, -1, 1.0, True):
         with raises(PathError, subject="head") as caught:
-            checked((0, wrong), alike(2, 3), 3)  # type: ignore[arg-type]
+            checked((0, wrong), alike(2, 3), 3)
         assert f"heads are numbered 0..2; got {wrong!r} in" in str(caught.value)
     assert checked([2, None], alike(2, 3), 3) == (2, None)

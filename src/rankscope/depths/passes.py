@@ -125,7 +125,7 @@ class TwoPasses:
 
     def __init__(self, net: Transformer, X: Tokens, valid: Bool[Tensor, "batch token"]) -> None:
         self.net, self.valid, self.first = net, valid, X
-        self.settings, self.whole = net.settings(X, valid), bool(valid.all())
+        self.settings, self.no_padding = net.settings(X, valid), bool(valid.all())
         self.terms = torch.stack([X, torch.zeros_like(X)])
         self.inputs: list[tuple[Tokens, Parts]] = []
         self.closure = float("nan")  # How far the terms are from adding up to the output; known once `back` begins
@@ -135,7 +135,7 @@ class TwoPasses:
         net = self.net
         last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
         output = net.finish(X) * self.valid[..., None]
-        return Frozen(net, self.first, self.valid, (), last, output, None, self.whole)
+        return Frozen(net, self.first, self.valid, (), last, output, None, self.no_padding)
 
     @torch.no_grad()
     def forward(self, layer: FrozenLayer, X: Tokens) -> None:

@@ -1,7 +1,7 @@
 """What a figure shows, as plain data: `figures.drawing` draws it for print, `figures.page` for a page.
 
 Each room describes its own figures once (`profiles/figures.py`, `paths/figures.py`, `theory/figures.py`,
-`engine/figures.py`, `trainings/figures.py`). A `Chart` has panels, a `Panel` two axes and the marks on them:
+`engine/views.py`, `trainings/figures.py`). A `Chart` has panels, a `Panel` two axes and the marks on them:
 `Line`, `Points`, `Bars`, `Spans` or `Heatmap`. Coordinates on an axis of powers are log10 of the number.
 
 All text is plain: names come from models and may read `<script>` or `$x$`; each renderer escapes them in its

@@ -141,8 +141,9 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
         pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
     frames = []
-    for layer, U, Z, *through in zip(frozen.layers, head_terms, rules.inputs_read, *shares, strict=True):
-        frames.append(_head_rows(layer, U.detach()[0], Z, *(part.detach() for part in through), frozen))
+    for layer, U, Z, *of_heads in zip(frozen.layers, head_terms, rules.inputs_read, *shares, strict=True):
+        of_output, of_residual = (values.detach() for values in of_heads)
+        frames.append(_head_rows(layer, U.detach()[0], Z, of_output, of_residual, frozen))
     return pl.concat(frames)
 
 

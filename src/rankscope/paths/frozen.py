@@ -61,7 +61,9 @@ from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 
 Parts = Float[Tensor, "part batch token width"]
+"""Terms of a network side by side; what they are depends on the rules."""
 HeadTerms = Float[Tensor, "part batch head token head_width"]
+"""What each head mixed, of every term, before the output projection."""
 MEASURED = ("query.bias", "key.bias", "gate.bias")  # biases that are part of what is measured, and start no path
 DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 """The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
@@ -125,7 +127,7 @@ class Frozen:
     last: FrozenNorm | None  # the norm after the last layer
     output: Tokens  # the output of the network itself
     order: TokenOrder | None  # how tokens go back to where they stood before padding was moved to the end
-    whole: bool  # every position is a token
+    no_padding: bool  # every position is a token
     gradients: bool = False  # frozen with gradients, which go through whatever is computed from here on
 
     def __repr__(self) -> str:
@@ -252,17 +254,17 @@ def frozen_pass(net: Transformer, X: Tensor, padding: Tensor | None = None, seen
     """
     require_linear(net)
     X, valid, order = net.prepared(X, padding)
-    whole = padding is None or bool(valid.all())  # without padding, spares a question to the device
+    no_padding = padding is None or bool(valid.all())  # without padding, spares a question to the device
     rules = FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid, seen=seen))
     first = X
     for block in net.blocks:
         X = traverse(block, rules, X).state
-        X = X if whole else X.masked_fill(~valid[..., None], 0.0)
+        X = X if no_padding else X.masked_fill(~valid[..., None], 0.0)
     net.weights.layers.release()
     layers = tuple(rules.layer(block) for block in net.blocks)
     last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
     output = net.finish(X) * valid[..., None]
-    return Frozen(net, first, valid, layers, last, output, order, whole, torch.is_grad_enabled())
+    return Frozen(net, first, valid, layers, last, output, order, no_padding, torch.is_grad_enabled())
 
 
 class Terms(NamedTuple):
@@ -279,7 +281,7 @@ class FrozenRules(Arithmetic):
 
     def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
         self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
-        self.whole = frozen.whole
+        self.no_padding = frozen.no_padding
         self.carried: dict[str, Any] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
@@ -369,7 +371,7 @@ class FrozenRules(Arithmetic):
     def through(self, block: Block, terms: Terms) -> Terms:
         """Terms after a block; padding stays zero."""
         after: Terms = traverse(block, self, terms).state
-        return after if self.whole else after._replace(parts=after.parts * self.frozen.valid[..., None])
+        return after if self.no_padding else after._replace(parts=after.parts * self.frozen.valid[..., None])
 
     def end(self, terms: Terms) -> Parts:
         """Through the final norm, where there is one."""
@@ -377,7 +379,7 @@ class FrozenRules(Arithmetic):
         if last is None:
             return terms.parts
         ended = last.apply(*terms)
-        return ended if self.whole else ended * self.frozen.valid[..., None]
+        return ended if self.no_padding else ended * self.frozen.valid[..., None]
 
 
 class WholeNetwork(FrozenRules):
