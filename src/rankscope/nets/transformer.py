@@ -203,7 +203,7 @@ class Transformer:
         padding: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> Encoded:
-        """Return (X, padding) of texts: tokenised as the model does, cut to `max_length` tokens (128), embedded, padded.
+        """Return (X, padding) of texts: tokenised as the model does, cut to `max_length` (128), embedded, padded.
         Token ids `[batch, token]` and images are not cut unless `max_length` is given; with token ids comes their
         padding, as `padding` or as `attention_mask` (those of `steps`)."""
         X, padding = encoded(self.origin, inputs, max_length, padding_from(padding, attention_mask))

@@ -98,6 +98,7 @@ def load(
     embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
     need("loading a model", "transformers", *([MINILM] if embedded else []))
     streamed, details = None, dict[str, Any]()
+    find: Callable[[], Any]
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")
         checkpoint, name, find = in_memory(source, family), type(source).__name__, partial(no_tokenizer, source)

@@ -332,7 +332,7 @@ class StreamedCheckpoint:
             refuse_unfit(self.checkpoint, [*tensors, *layer.values()], self.name)
         return with_biases(arch, layer), other_tensors, embedding
 
-    def _network(self, dtype: torch.dtype, device: torch.device | str) -> tuple[Transformer, StreamedLayers]:
+    def _network(self, dtype: torch.dtype, device: torch.device | str) -> tuple[Transformer, StreamedLayers[Layer]]:
         """The network in a dtype on a device, its layers still in their files, and these layers."""
         arch, others, _ = self._around
         first = {id(block): index for index, block in reversed([*enumerate(self.blocks)])}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from rankscope.errors import SourceError, one_of
+from rankscope.nets import layer_shapes
 from rankscope.plugins import Group
 from rankscope.sources.families import bart, bert, gpt, llama, mixtral, plain_vit, relative, vit
 from rankscope.sources.families.family import Family, config_of
@@ -97,12 +98,14 @@ def same_layout(model: Any) -> list[str]:
         with suppress(Exception):  # which a family may raise on a model of another kind is not known
             core = family.core(model)
             arch, block = family.architecture(config_of(core)), family.blocks(core)[-1]
-            mapped = sum(tensor.numel() for tensor in family.layer(block, arch).values())
+            tensors = family.layer(block, arch)
+            mapped = sum(tensor.numel() for tensor in tensors.values())
             family.embedding(core), family.other_tensors(core)
             around = (family.stack, family.final_norm or "pooler", "pooler", *family.embedding_parts.values())
-            known = tuple(f"{path}." for path in around)
-            over = [path for path, _ in core.named_parameters() if not path.startswith(known)]
-            if not over and mapped == sum(weight.numel() for weight in block.parameters()):
+            known = tuple(f"{path}." for paths in around for path in re.split(", | or ", paths))
+            over = [path for path, _ in core.named_parameters() if not f"{path}.".startswith(known)]
+            fits = not over and tensors.keys() <= layer_shapes(arch, arch.layers - 1).keys()
+            if fits and mapped == sum(weight.numel() for weight in block.parameters()):
                 names.append(name)
     return names
 

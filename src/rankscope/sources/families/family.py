@@ -12,12 +12,13 @@ To add a family, write a subclass of `Family`, beside its kin or in a file of it
         reads = {"width": "dim"}                   # names of config fields, where unlike those of `USUAL`
         only = {"add_cross_attention": False}      # values of config fields that are mapped; others are refused
 
-and put small configs that reach every branch of it into `data/tiny_models.json`. `final_norm` is the path of the last
-norm. What follows from a config in another way, `architecture` adds to `described`. A family of one's own, given to
-`load(model, family=)`, needs no `types` and no small configs, and its model may be any module: `config` is then the
-model's attribute of that name, or the model itself. Where paths are not enough, override `blocks`, `layer`, `embedding`
-and `other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and `rankscope models` and
-the tests check each of the small configs.
+and put small configs that reach every branch of it into `data/tiny_models.json`. A family without methods of its own is
+one call, `Roberta = Bert.like("roberta", "RoBERTa: a BERT with other positions.", types=...)`. `final_norm` is the path
+of the last norm. What follows from a config in another way, `architecture` adds to `described`. A family of one's own,
+given to `load(model, family=)`, needs no `types` and no small configs, and its model may be any module: `config` is
+then the model's attribute of that name, or the model itself. Where paths are not enough, override `blocks`, `layer`,
+`embedding` and `other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and `rankscope
+models` and the tests check each of the small configs.
 """
 
 import copy
