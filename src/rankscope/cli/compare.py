@@ -161,7 +161,7 @@ def sides_of(things: list[str], options: opt.NetworkOptions) -> list[Side]:
     titles = unique_titles([side.title for side in sides], things)
     return [
         side._replace(title=f"{title} (random weights)", random=True)
-        if random.get(side.model)
+        if side.model is not None and random[side.model]
         else side._replace(title=title)
         for title, side in zip(titles, sides, strict=True)
     ]
