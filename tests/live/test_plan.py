@@ -66,6 +66,7 @@ REFUSED: list[tuple[Any, dict[str, Any], type[RankscopeError], str | None]] = [
     (encoder(), {"keep": "state"}, WatchError, "keep"),
     (encoder(), {"layout": "first"}, WatchError, "layout"),
     (encoder(), {"padding": "mine"}, WatchError, "padding"),
+    (encoder(), {"paddings": "none"}, WatchError, "paddings"),
     (Loop(), {}, WatchError, "blocks"),
     (Loop(), {"blocks": ["secnd"]}, WatchError, "blocks"),
     (Loop(), {"blocks": [nn.Linear(2, 2)]}, WatchError, "blocks"),

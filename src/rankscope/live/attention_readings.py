@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError, require
 from rankscope.live.attention import AttentionCall
-from rankscope.live.attention.head_outputs import Miss, OutputProjectionFinder, PartOfSum, check_sum, scores_miss
+from rankscope.live.attention.head_outputs import (
+    Miss,
+    OutputProjectionFinder,
+    PartOfSum,
+    check_sum,
+    scores_miss,
+    without_heads,
+)  # fmt: skip
 from rankscope.live.attention.row_statistics import row_statistics, sink_weights
 from rankscope.live.attention.scores import AnyScores
 from rankscope.live.hooks import isolated, to_float64_device
@@ -220,21 +227,17 @@ class AttentionReadings:
             self._read_pattern(layer, pattern, rest)
         if not self.plan.wants("heads"):
             return
+        left_out = self.plan.left_out.heads.get(layer, ())
         if attention.contributions is not None:
             with isolated(self.batch.device):
                 contributions = attention.contributions().detach().to(torch.float64)
-                self.read_heads(layer, self._without_heads(layer, contributions, 1))
+                self.read_heads(layer, without_heads(contributions, left_out, 1))
         elif attention.head_outputs is not None:
             assert self.projections is not None  # metrics of heads are asked for
-            self.projections.head_outputs = self._without_heads(layer, attention.head_outputs(), 2)
+            self.projections.head_outputs = without_heads(attention.head_outputs(), left_out, 2)
         else:
             found = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
             raise WatchError(f"what each head adds needs the heads' outputs; {found}", subject="heads")
-
-    def _without_heads(self, layer: int, x: Tensor, axis: int) -> Tensor:
-        """What heads give or add, with 0 for those that are left out."""
-        heads = self.plan.left_out.heads.get(layer)
-        return x if heads is None else x.index_fill(axis, torch.tensor(sorted(heads), device=x.device), 0)
 
     def _read_scores(self, layer: int, attention: AttentionCall, scores: AnyScores) -> list[Metric]:
         """Read the metrics that need no pattern, and note how far rows are from sum one. Returns what was read: not the

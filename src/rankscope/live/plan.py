@@ -82,9 +82,9 @@ class LeftOut:
             layer: self.heads.get(layer, frozenset()) | other.heads.get(layer, frozenset())
             for layer in sorted(self.heads.keys() | other.heads.keys())
         }
-        modules = ({**self._modules[k], **other._modules[k]} for k in range(3))
+        branches, norms, skips = ({**self._modules[k], **other._modules[k]} for k in range(3))
         asked = tuple(dict.fromkeys(self.asked + other.asked))
-        return LeftOut(self.layers | other.layers, heads, *modules, asked)
+        return LeftOut(self.layers | other.layers, heads, branches, norms, skips, asked)
 
     @property
     def words(self) -> list[str]:
@@ -219,10 +219,10 @@ def make_plan(
     if tensor_parallel is not None and "attention" in kept:
         sentence = f"attention is kept in one process; {tensor_parallel.size} share this model: watch metrics of it"
         raise WatchError(sentence, subject="keep")
-    padding: Any = options.get("padding", "model")
-    known_padding = _padding(padding, options.get("attention_mask"))
-    blocks: Any = options.get("blocks")
-    stack, found_blocks = find_blocks(model, blocks)
+    of_stack: Any = options  # nothing by name of a stack
+    padding = of_stack.get("padding", "model")
+    known_padding = _padding(padding, of_stack.get("attention_mask"))
+    stack, found_blocks = find_blocks(model, of_stack.get("blocks"))
     chosen_layers = _layers(model, found_blocks, layers)
     beyond = [metric for metric in chosen if metric.of != "tokens"]
     if beyond and chosen_layers == frozenset([0]):

@@ -23,11 +23,11 @@ from rankscope.live.attention.head_outputs import may_project
 from rankscope.live.attention.multihead import without_nested_tensors
 from rankscope.live.call_follower import CACHED, CallFollower, has_listed_parts, modules_around, parts_of
 from rankscope.live.hooks import Hooks
+from rankscope.live.left_out import Removal
 from rankscope.live.model_call import WatchTotals
 from rankscope.live.modules import describe_model, dtype_name, hooked, parts_in, submodules
 from rankscope.live.notes import checks, notes
 from rankscope.live.plan import LeftOut, WatchPlan
-from rankscope.live.without import Removal
 from rankscope.profiles import Profile, ReadingRow, readings_table
 from rankscope.runs import manifest_of
 

@@ -12,7 +12,7 @@ checks that the projection was found.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,11 @@ def by_head(x: Tensor) -> Tensor:
     if x.ndim < 4:
         return x[None, None] if x.ndim == 2 else x[:, None]
     return x.flatten(1, -3)
+
+
+def without_heads(x: Tensor, heads: Collection[int], axis: int) -> Tensor:
+    """A tensor with an axis of heads, with 0 for these."""
+    return x.index_fill(axis, torch.tensor(sorted(heads), device=x.device), 0) if heads else x
 
 
 def weight_of(projection: nn.Module) -> Float[Tensor, "in out"]:

@@ -35,9 +35,10 @@ _reports = Replacements()  # names that hold flex attention hold one that report
 
 
 class ScaledDotProduct:
-    """The output of a call, and its arguments under torch's names and with torch's meaning."""
+    """The output of a call, and its arguments under torch's names and with torch's meaning: those that may be given by
+    their `positions`, and others by name."""
 
-    positions: ClassVar = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # the others have names
+    positions: ClassVar[tuple[str, ...]] = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     altered_by: str | None = None  # nothing comes between this pattern and its values
     by_kernel = True
 
@@ -132,7 +133,7 @@ class ScaledDotProduct:
 class FlexAttention(ScaledDotProduct):
     """The output and arguments of a call of flex attention; `options` do not change the result."""
 
-    positions: ClassVar = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa")
+    positions = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa")
 
     def _rows_modified(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """`score_mod`, then minus infinity where `mask_mod` says that a query does not see a key."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
-from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.attention.observer import AttentionCall, OnAttention
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import Replacements, isolated, without_dropout
-from rankscope.live.modules import hooked, submodules
+from rankscope.live.modules import WatchedBlocks, hooked, submodules
 from rankscope.live.padding import arguments_of
 
 _nested_tensors = Replacements()  # encoders that would make them do not

@@ -21,9 +21,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from rankscope.live.attention.kernels import ScaledDotProduct, flex_attention_reported
-from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.attention.observer import AttentionCall, OnAttention
 from rankscope.live.attention.softmax import FollowedTensors, SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
 from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
+from rankscope.live.modules import WatchedBlocks
 from rankscope.live.processes import conversions_followed
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention

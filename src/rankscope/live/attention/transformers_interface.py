@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.attention.head_outputs import values_product
 from rankscope.live.attention.kernels import only_seen
-from rankscope.live.attention.observer import AttentionCall, OnAttention, Products, WatchedBlocks
+from rankscope.live.attention.observer import AttentionCall, OnAttention, Products
 from rankscope.live.attention.scores import AttentionScores
 from rankscope.live.hooks import Replacements, is_traced, without_dropout
+from rankscope.live.modules import WatchedBlocks
 from rankscope.sources import is_transformers_own, lifted
 
 _reports = Replacements()  # heard, for each watch, by a function to call with the attention of each module

@@ -9,7 +9,7 @@ branch is added to a tensor that the branch itself was computed from, the sum is
 - To leave out the skip, the tracer gives `f(x)` for the sum. Nothing is subtracted, so no digit is lost.
 
 What cannot be followed (a kernel that is no function of torch, a sum that is made otherwise) is refused when the call
-of the model ends. `removal.py` begins and ends calls, and calls `follow` when the module of a branch has returned.
+of the model ends. `left_out.py` begins and ends calls, and calls `follow` when the module of a branch has returned.
 """
 
 import weakref
