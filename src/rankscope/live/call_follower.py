@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from threading import Lock, Thread, current_thread
+from threading import RLock, Thread, current_thread
 from time import sleep
 from typing import Any
 
@@ -117,7 +117,7 @@ class CallFollower:
             self.projections = OutputProjectionFinder(self.on_contributions, plan.tensor_parallel)
         self.multihead = multihead_modules(modules)
         self.read_before = False  # hidden states were read in the plan's layout before `restart`
-        self._turn = Lock()  # held where a call begins or ends: threads count their calls side by side
+        self._turn = RLock()  # held where a call begins or ends: threads count their calls side by side
         self.restart()
 
     def restart(self, recording: bool = True) -> None:
@@ -258,7 +258,8 @@ class CallFollower:
         if together is not None:
             self._join_processes(call, together)
         if readings is not None:
-            self._check_and_add(call, readings)
+            with self._turn:
+                self._check_and_add(call, readings)
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
