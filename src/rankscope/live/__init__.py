@@ -37,10 +37,10 @@ from rankscope.live.watching import Watch, watch
 
 __all__ = [
     "AttentionCall", "AttentionObserver", "AttentionScores", "Blocks", "CallArguments", "CallFollower", "Hook", "Hooks",
-    "Layers", "Mask", "NamedStacks", "OBSERVERS", "OnAttention", "Padding", "StackWatch", "TensorParallel", "Watch", "WatchPlan",
-    "WatchTotals", "WatchedBlocks", "WrittenScores", "arguments_of", "arithmetic_of", "candidates_in", "describe_model",
-    "exchanged", "floating_tensors", "gathered", "has_listed_parts", "hidden_states_in", "hooked", "is_compiled",
-    "is_sharded", "isolated", "layout_note", "library_of", "local_tokens", "make_plan", "make_plans",
+    "Layers", "Mask", "NamedStacks", "OBSERVERS", "OnAttention", "Padding", "StackWatch", "TensorParallel", "Watch",
+    "WatchPlan", "WatchTotals", "WatchedBlocks", "WrittenScores", "arguments_of", "arithmetic_of", "candidates_in",
+    "describe_model", "exchanged", "floating_tensors", "gathered", "has_listed_parts", "hidden_states_in", "hooked",
+    "is_compiled", "is_sharded", "isolated", "layout_note", "library_of", "local_tokens", "make_plan", "make_plans",
     "mask_arguments_of", "modules_around", "on_return", "own_parameters", "require_agreement", "row_statistics",
     "rows_and_columns", "same", "sizes_in", "submodules", "to_float64_device", "unwrapped", "watch", "without_dropout",
     "world_size",

@@ -40,8 +40,8 @@ from rankscope.errors import WatchError, one_of, require
 from rankscope.live.attention import AttentionCall
 from rankscope.live.attention.head_outputs import is_linear, takes_heads, without_heads
 from rankscope.live.attention.multihead import multihead_modules
-from rankscope.live.block_hooks import modules_around
 from rankscope.live.branches import SkipTracer
+from rankscope.live.call_follower import modules_around
 from rankscope.live.hidden_states import candidates_in, floating_tensors
 from rankscope.live.hooks import Hooks
 from rankscope.live.modules import parts_in, submodules
