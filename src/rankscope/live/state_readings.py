@@ -28,7 +28,7 @@ from rankscope.errors import WatchError, require
 from rankscope.live.hooks import float64_device, isolated, to_float64_device
 from rankscope.live.modules import describe_inner_stacks, submodules
 from rankscope.live.plan import WatchPlan
-from rankscope.metrics import Metric, Reading, Tokens, unit_of, valid_tokens
+from rankscope.metrics import Metric, Reading, Tokens, memo_of_norms, unit_of, valid_tokens
 from rankscope.profiles import Readings, read_tensor
 from rankscope.shapes import Float
 
@@ -128,9 +128,7 @@ class StateNorms:
             norms, columns, rows = (size.flatten(1) for size in sizes)
             composite = columns.sqrt() * rows.sqrt()
             # No metric looks at the entries themselves: `Tokens.memo` has all that is asked of them.
-            memo = {"vector norm": norms[0], "frobenius norm": norms[0], "composite norm": composite[0]}
-            about_mean = "norm of the residual about the mean"
-            memo |= {f"frobenius {about_mean}": norms[1], f"composite {about_mean}": composite[1]}
+            memo = memo_of_norms({"frobenius": (norms[0], norms[1]), "composite": (composite[0], composite[1])})
             X = norms.new_full((), torch.nan).expand(norms.shape[1], *shape[1:])
             valid = self.valid.repeat(len(layers), 1)
             tokens = Tokens(X, valid, unit_of(dtype), self.all_valid, memo)

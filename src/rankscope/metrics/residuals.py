@@ -34,7 +34,7 @@ normal to the chord beneath which it lies, until the two bounds meet: a global m
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -260,7 +260,24 @@ def _norm(ready: Tokens, norm: Norm, centre: Centre | None) -> Values:
             return torch.linalg.vector_norm(A, dim=(-2, -1))
         return NORMS[norm](A)
 
-    return nan_where_empty(ready.once(f"{norm} norm about {centre}", compute), ready)
+    return nan_where_empty(ready.once(NORM_TAKEN.format(norm=norm, centre=centre), compute), ready)
+
+
+NORM_TAKEN = "{norm} norm about {centre}"
+"""The name in `Tokens.memo` of a norm of the residual about a centre, and of X itself where the centre is None."""
+
+
+def memo_of_norms(sizes: Mapping[Norm, tuple[Values, Values]]) -> dict[str, Values]:
+    """What `Tokens.memo` holds when norms are known already: metrics of which `from_norms` is true then look at no entry.
+
+    Args:
+        sizes: By the name of a norm: the norm of X, and that of the residual of X about the mean token.
+    """
+    return {"vector norm": sizes["frobenius"][0]} | {
+        NORM_TAKEN.format(norm=norm, centre=centre): size
+        for norm, both in sizes.items()
+        for centre, size in zip((None, "mean"), both, strict=True)
+    }
 
 
 def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
