@@ -176,8 +176,7 @@ def layer_pass(
     routes = "routing" not in needs or any(map(net.arch.mixes, range(net.arch.layers)))
     sentence = "metrics of routing need a mixture of experts; this network has none"
     require(routes, sentence, MetricError, "metrics")
-    if arithmetic == "deviation" and not applies(net):
-        arithmetic = "float64"
+    arithmetic = "float64" if arithmetic == "deviation" and not applies(net) else arithmetic
     net = net.to(ARITHMETICS[arithmetic], options["device"])
     X = X.to(dtype=net.dtype, device=net.device)
     valid = valid_tokens(X.shape[:-1], padding, X.device)
@@ -207,14 +206,13 @@ def layer_pass(
         for _ in range(layers + 1):  # not by zip, which would hold layers while the next ones run
             for index, batch_steps in enumerate(batches):
                 step = next(batch_steps)
-                content = step.step._replace(**not_needed)
-                step = replace(step, step=content)
+                step = replace(step, step=step.step._replace(**not_needed))
                 for reader in readers:
                     reader.read(step)
                 if progress is not None:
                     done = (step.layer - 1) * len(group) + index + 1 if step.layer else 0
                     progress(first * layers + done, len(starts) * layers)
-            del step, content  # their memory is free while other passes take their turn
+            del step  # its memory is free while other passes take their turn
             yield
     return PassRecord(arithmetic, str(net.device))
 
