@@ -165,7 +165,8 @@ def gradients(
     cotangent = cotangent.to(inputs.state.R.value)
     names = [name.split(".", 2)[2] for name in shapes(inputs.net.arch) if name.startswith("layers.")]
     kinds = {name: kind for name in names if (kind := kind_of(name)) is not None}
-    layers = converted(inputs.net.weights.layers, lambda t: t.detach().requires_grad_(t.is_floating_point()))
+    weights = converted(inputs.net.weights.layers, lambda t: t.detach().requires_grad_(t.is_floating_point()))
+    layers = tuple(weights)  # all in memory, since the network is held
     logs, perturbed = (_Pass(inputs, kinds, layers, moves).run(cotangent) for moves in (False, True))
     readings = {}
     for name, log in logs.items():  # marked where another pass differs; of logs beyond 1000, by over 1e-10 of them
