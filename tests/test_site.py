@@ -13,6 +13,7 @@ import pytest
 
 import rankscope
 from rankscope import errors
+from rankscope.lab.tasks.fixed import Digits
 from rankscope.metrics import METRICS
 from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS
@@ -61,6 +62,7 @@ def test_every_public_name_is_described() -> None:
 def test_what_a_class_says_is_there_with_its_fields_and_methods() -> None:
     shown = api.page("")
     assert "| `layers` | `int` |" in shown and ":::::{py:method} variant(" in shown
+    assert "heads: int=4" in api.signature(Digits.architecture)  # other classes in its file have 2
     assert re.search(r"\{py:function\} measure\(net: NetworkLike, X: .*\) -> rankscope\.Profile", shown)
 
 

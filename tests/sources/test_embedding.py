@@ -70,3 +70,11 @@ def test_masked_tokens_of_a_protein_are_zero_and_the_others_larger() -> None:
     torch.testing.assert_close(X[0, [0, 2, 3]], words[[5, 7, 9]] * 0.88 / 0.75, rtol=1e-14, atol=0)
     assert not X[0, [1, 4]].any()
     torch.testing.assert_close(X[1], words[[5, 6, 7, 9, 8]] * 0.88, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("vit", "images"), ("whisper", "sound"), ("ast", "sound")])
+def test_what_takes_no_text_says_what_it_takes(name: str, kind: str) -> None:
+    net: Any = load(model_of(name, next(iter(FAMILIES[name].tiny_configs()))))
+    with raises(TokensError, "texts") as caught:
+        net.encode("hello")
+    assert f"takes {kind}" in str(caught.value) and str(net.origin.embedding.shape[-1]) in str(caught.value)

@@ -443,3 +443,9 @@ def test_a_model_of_texts_and_images_is_loaded_as_its_text_model() -> None:
     for model, family in zip(models, ("llama", "qwen2_vl"), strict=True):
         net: Any = load(model)
         assert net.origin.family == family and same(net, load(model.language_model))
+
+
+def test_an_unknown_option_is_a_sentence_that_names_those_there_are() -> None:
+    with raises(SourceError, "revison") as caught:
+        load("minilm", revison="main")  # type: ignore[call-arg]
+    assert "did you mean 'revision'?" in str(caught.value) and "trust_remote_code" in str(caught.value)

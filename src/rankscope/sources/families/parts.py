@@ -176,7 +176,7 @@ def image_embedding(model: Any, paths: ModulePaths) -> ImageEmbedding:
     found = (find(model, path) for path in paths["first"].split(", ")) if "first" in paths else ()
     kernel, size = patches.weight.detach(), sides(find(model, paths["size"]))
     tokens = [token.detach().reshape(-1, len(kernel)) for token in found if token is not None]
-    first = torch.cat(tokens) if tokens else None
+    first = torch.cat(tokens) if len(tokens) > 1 else (tokens or [None])[0]  # one alone shares the model's memory
     positions = None if table is None else getattr(table, "weight", table).detach().reshape(-1, len(kernel))
     if first is not None and positions is not None:
         placed = len(positions) - math.prod(side // cut for side, cut in zip(size, kernel.shape[2:], strict=True))
