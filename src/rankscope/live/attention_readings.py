@@ -95,8 +95,8 @@ class AttentionReadings:
         batch, token = self.batch.shape
         if attention.unused:
             if attention.sizes == (batch, token, token) and layer in self.layers:
-                found = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
-                raise WatchError(f"a block must have one attention of its own tokens; {found}", subject="blocks")
+                fault = f"block {layer} has a second softmax of their scores: watch metrics of tokens"
+                raise WatchError(f"a block must have one attention of its own tokens; {fault}", subject="blocks")
             self.left_out.append("a softmax of scores whose pattern was not seen to multiply values")
         elif attention.self_attention is None and layer in self.layers:
             self.later += 1
@@ -123,8 +123,8 @@ class AttentionReadings:
         which the model's arguments did not say."""
         if unseen is None or self.mask is not None or self.plan.decoder or not self.plan.padding_from_model:
             return
-        found = f"attention in a block took {name} that none holds: give padding= or attention_mask="
-        sentence = f"padding must be found in the model's arguments; {found}"
+        fault = f"attention in a block took {name} that none holds: give padding= or attention_mask="
+        sentence = f"padding must be found in the model's arguments; {fault}"
         require(unseen.shape != self.batch.shape or not bool(unseen.any()), sentence, WatchError, "padding")
 
     def of_own_heads(self) -> OwnHeads:
@@ -173,9 +173,9 @@ class AttentionReadings:
         """Refuse a call in which metrics of attention were asked for and no self-attention was seen."""
         if self.layers or not self.plan.wants_attention:
             return
-        found = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
+        fault = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
         expected = f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves"
-        raise WatchError(f"{expected} was asked for; {found[0]} came: {UNSEEN}", subject="attention")
+        raise WatchError(f"{expected} was asked for; {fault[0]} came: {UNSEEN}", subject="attention")
 
     def _is_certain(self, layer: int, attention: AttentionCall) -> bool:
         """True for self-attention of the block's tokens whose pattern can be read; others are noted."""
@@ -191,8 +191,8 @@ class AttentionReadings:
             between = f"in block {layer} {attention.altered_by} is between: watch metrics of tokens"
             raise WatchError(f"a pattern must come to the values as its softmax gave it; {between}", subject="pattern")
         elif layer in self.layers:
-            found = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
-            raise WatchError(f"a block must have one attention of its tokens to themselves; {found}", subject="blocks")
+            fault = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+            raise WatchError(f"a block must have one attention of its tokens to themselves; {fault}", subject="blocks")
         else:
             return True
         return False
@@ -221,8 +221,8 @@ class AttentionReadings:
                 pattern = attention.pattern().detach()
         elif self.plan.wants("scores"):
             name = next(metric.name for metric in self.plan.metrics if metric.of == "scores")
-            found = f"nothing says how block {layer} makes them: watch metrics of attention or tokens"
-            raise WatchError(f"{name} needs the scores of attention; {found}", subject="scores")
+            fault = f"nothing says how block {layer} makes them: watch metrics of attention or tokens"
+            raise WatchError(f"{name} needs the scores of attention; {fault}", subject="scores")
         if pattern is not None:
             self._read_pattern(layer, pattern, rest)
         if not self.plan.wants("heads"):
@@ -236,8 +236,8 @@ class AttentionReadings:
             assert self.projections is not None  # metrics of heads are asked for
             self.projections.head_outputs = without_heads(attention.head_outputs(), left_out, 2)
         else:
-            found = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
-            raise WatchError(f"what each head adds needs the heads' outputs; {found}", subject="heads")
+            fault = "the observer of this attention gives the pattern alone: watch metrics of tokens or attention"
+            raise WatchError(f"what each head adds needs the heads' outputs; {fault}", subject="heads")
 
     def _read_scores(self, layer: int, attention: AttentionCall, scores: AnyScores) -> list[Metric]:
         """Read the metrics that need no pattern, and note how far rows are from sum one. Returns what was read: not the
@@ -257,9 +257,9 @@ class AttentionReadings:
                 share, largest = miss.tolist()
                 if not self._are_right(Miss(share, largest, dtype)):  # the pattern may be read, and nothing of scores
                     for metric in (metric for metric in chosen if metric.of == "scores"):
-                        found = f"in block {layer} it misses by {share:.1e} of its size"
+                        fault = f"in block {layer} it misses by {share:.1e} of its size"
                         expected = f"{metric.name} needs scores whose softmax, times the values, is what attention gave"
-                        raise WatchError(f"{expected}; {found}: watch metrics of attention or tokens", subject="scores")
+                        raise WatchError(f"{expected}; {fault}: watch metrics of attention or tokens", subject="scores")
                     return []
             if attention.products is not None:
                 self.plan.known_scores[layer] = (scores.kind, calls)
@@ -307,9 +307,9 @@ class AttentionReadings:
         for rows, (share, largest) in zip(unchecked, misses, strict=True):
             if not self._are_right(Miss(share, largest, rows.dtype)):
                 self.plan.known_scores.clear()
-                found = f"in block {rows.layer} it now misses by {share:.1e} of its size: measure again"
+                fault = f"in block {rows.layer} it now misses by {share:.1e} of its size: measure again"
                 sentence = "scores that gave what attention gave must still do so"
-                raise WatchError(f"{sentence}; {found}", subject="scores")
+                raise WatchError(f"{sentence}; {fault}", subject="scores")
             if unit_of(rows.statistics.largest.dtype) * largest > COARSEST:  # the pattern itself is read the next time
                 self.plan.known_scores.pop(rows.layer, None)
         alike: dict[Any, list[WaitingRows]] = {}

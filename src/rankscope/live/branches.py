@@ -71,11 +71,11 @@ class SkipTracer(TorchFunctionMode):
             if kind == "branches":
                 expected = "a branch must be what a block adds, as it is or scaled, to what it was computed from"
                 way = "name the module whose output is added, or its last Linear"
-                found = f"what {name} gives is not, or not as 0: {way}"
+                fault = f"what {name} gives is not, or not as 0: {way}"
             else:
                 expected = "a skip can be left out where a block computes x + branch, with + in torch"
-                found = f"what {name} gives was not seen to be added to what it was computed from: name another module"
-            raise WatchError(f"{expected}; {found}", subject=kind)
+                fault = f"what {name} gives was not seen to be added to what it was computed from: name another module"
+            raise WatchError(f"{expected}; {fault}", subject=kind)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

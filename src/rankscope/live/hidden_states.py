@@ -144,14 +144,14 @@ def rows_and_columns(shape: Sequence[int], sizes: Iterable[tuple[int, int]], blo
         WatchError: They are `[batch, token, stream, width]`, or `[batch, channel, row, column]`.
     """
     first, second, third, last = shape
-    found = f"received {tuple(shape)}"
+    fault = f"received {tuple(shape)}"
     sentence = "blocks must take hidden states [batch, token, width]"
-    what = f"{found}, {second} tokens in {third} streams: watch no such model"
+    what = f"{fault}, {second} tokens in {third} streams: watch no such model"
     require((first, second) not in sizes, f"{sentence}; {what}", WatchError, "blocks")
     linear = {part.in_features for part in block.modules() if isinstance(part, nn.Linear)}
     norms = {part.normalized_shape[-1] for part in block.modules() if isinstance(part, nn.LayerNorm)}
     sentence = "blocks must take tokens [batch, row, column, width]"
-    what = f"{found}, with {second} channels before rows and columns: name blocks inside of these with blocks="
+    what = f"{fault}, with {second} channels before rows and columns: name blocks inside of these with blocks="
     wide = linear | norms
     require(second not in wide or last in wide, f"{sentence}; {what}", WatchError, "blocks")
     axes = "tokens in rows and columns, [batch, row, column, width]"
@@ -228,8 +228,8 @@ class BlockChain:
     def check(self, blocks: str) -> None:
         """Refuse blocks of which none takes what the one before gave; `blocks` says how they were chosen."""
         if self.broken and not self.linked and min(self.broken.values()) < ALIKE:
-            found = f"none of the {len(self.broken) + 1} {blocks} does, as branches of a layer: name whole layers"
-            raise WatchError(f"every block must take what the one before it gave; {found}", subject="blocks")
+            fault = f"none of the {len(self.broken) + 1} {blocks} does, as branches of a layer: name whole layers"
+            raise WatchError(f"every block must take what the one before it gave; {fault}", subject="blocks")
 
     def _usual_position(self, layer: int, fitting: Sequence[Tensor]) -> int:
         """Which of several tensors to take if the next block took none: as before, or the first."""

@@ -55,8 +55,8 @@ class Hook:
     def __call__(self, *args: Any) -> Any:
         """Call the function and return what it returns; None (no change, for torch) if it is not to be called."""
         elsewhere = self.thread is not None and get_ident() != self.thread
-        other = self.arguments is not None and len(args) != self.arguments
-        return None if elsewhere or other or (not self.if_traced and is_traced()) else self.function(*args)
+        misfits = self.arguments is not None and len(args) != self.arguments
+        return None if elsewhere or misfits or (not self.if_traced and is_traced()) else self.function(*args)
 
     def __reduce__(self) -> Any:
         """A copied or pickled hook is a built-in function that does nothing: loading it needs no rankscope."""

@@ -81,8 +81,8 @@ def choose(
     modules = {kind: _modules(model, kind, names) for kind, names in patterns.items()}
     for name, norm in modules["norms"].items():
         sentence = "norms must name single norms, which then give what they take"
-        found = f"{name} is a {type(norm).__name__}: name it in branches="
-        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {found}", WatchError, "norms")
+        fault = f"{name} is a {type(norm).__name__}: name it in branches="
+        require(not (norm._modules or isinstance(norm, nn.Linear)), f"{sentence}; {fault}", WatchError, "norms")
     in_lists = {part for block in blocks if isinstance(block, nn.ModuleList) for part in submodules(block)}
     for name, branch in modules["skips"].items():
         sentence = f"a skip can be left out in a layer that is one module; the layer of {name} is a list of parts"
@@ -112,8 +112,8 @@ def _layer(layer: object, blocks: list[nn.Module], what: str) -> int:
         raise WatchError(f"layers are numbered 1..{len(blocks)}; got {layer!r}", subject=what)
     block = blocks[layer - 1]
     if isinstance(block, nn.ModuleList):
-        found = f"layer {layer} is a list of parts: name these parts in branches="
-        raise WatchError(f"a layer must be a module that is called to be left out; {found}", subject=what)
+        fault = f"layer {layer} is a list of parts: name these parts in branches="
+        raise WatchError(f"a layer must be a module that is called to be left out; {fault}", subject=what)
     require(sum(candidate is block for candidate in blocks) == 1, several_layers(layer, block), WatchError, what)
     return int(layer)
 
@@ -198,12 +198,12 @@ class Removal:
         missing = [words for words in expected if words not in self._called]
         if self._model_ran and missing:
             what, _, name = missing[0].partition(" ")
-            found = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
-            raise WatchError(f"what is left out must run, or nothing changes; {found}", subject="without")
+            fault = f"{'layer ' * (what in ('layer', 'heads'))}{name} was never called: name a module that is called"
+            raise WatchError(f"what is left out must run, or nothing changes; {fault}", subject="without")
 
     def _call_begins(self, module: nn.Module, args: Any) -> None:
-        found = f"a second called this {type(self.model).__name__} before the first call had ended"
-        sentence = f"a model runs without some of its parts in one thread at a time; {found}"
+        fault = f"a second called this {type(self.model).__name__} before the first call had ended"
+        sentence = f"a model runs without some of its parts in one thread at a time; {fault}"
         require(not self._depth or self._thread == get_ident(), sentence, WatchError, "model")
         self._depth, self._thread = self._depth + 1, get_ident()
         if self._depth == 1:
@@ -234,8 +234,8 @@ class Removal:
         """A part that is left out is called; not inside a checkpoint, which would call it again without hooks."""
         self._called.add(words)
         if any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in walk_stack(sys._getframe())):
-            found = f"{words} runs in torch.utils.checkpoint, which runs it again for gradients: switch that off"
-            raise WatchError(f"what is left out must stay out in the backward pass; {found}", subject="without")
+            fault = f"{words} runs in torch.utils.checkpoint, which runs it again for gradients: switch that off"
+            raise WatchError(f"what is left out must stay out in the backward pass; {fault}", subject="without")
 
     def _layer_entered(self, what: str, layer: int) -> None:
         self._entered(f"{what} {layer}")
@@ -255,8 +255,8 @@ class Removal:
             taken = self._taken[module].pop() if self._taken.get(module) else None
             fitting = [y for y in floating_tensors(output) if taken is not None and y.shape == taken.shape]
             if taken is None or len(fitting) != 1:
-                found = f"this {type(module).__name__} returns {len(fitting)}"
-                sentence = f"a {what} is left out where it returns one tensor of the shape that it takes; {found}"
+                fault = f"this {type(module).__name__} returns {len(fitting)}"
+                sentence = f"a {what} is left out where it returns one tensor of the shape that it takes; {fault}"
                 way = ": leave out its branches" if what == "layer" else ""
                 raise WatchError(f"{sentence}{way}", subject=f"{what}s")
             return replaced(output, fitting[0], taken.to(fitting[0]))

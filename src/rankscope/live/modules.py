@@ -172,8 +172,8 @@ def named_stacks(model: nn.Module, blocks: Blocks | NamedStacks | None) -> dict[
     """
     if isinstance(blocks, Mapping):
         strange = [name for name in blocks if not isinstance(name, str) or not name or "/" in name]
-        found = f"got {strange[0]!r}" if strange else "received none"
-        sentence = f"blocks={{...}} must name each stack by a text without '/'; {found}"
+        fault = f"got {strange[0]!r}" if strange else "received none"
+        sentence = f"blocks={{...}} must name each stack by a text without '/'; {fault}"
         require(blocks and not strange, sentence, WatchError, "blocks")
         return dict(blocks)
     stack_names = list(stacks(model)) if blocks is None else []
@@ -300,9 +300,9 @@ def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
     by_name = {f"{name}.{inner}": members for inner, members in stacks(part).items()}
     if len(by_name) == 1:
         return next(iter(by_name.items()))
-    found = f"{name} is a {type(part).__name__} with {_described(by_name) or 'none'}"
+    fault = f"{name} is a {type(part).__name__} with {_described(by_name) or 'none'}"
     way = "name one of these, or give the blocks as a list"
-    raise WatchError(f"blocks= must name a stack of blocks, or a part with one in it; {found}: {way}", subject="blocks")
+    raise WatchError(f"blocks= must name a stack of blocks, or a part with one in it; {fault}: {way}", subject="blocks")
 
 
 def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Module]:

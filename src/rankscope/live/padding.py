@@ -180,8 +180,8 @@ def find_padding(
     if (argument := _reading(clear) or _hidden_from_all(block, shape) or _reading(unclear)) is not None:
         return argument
     for name, mask, _, of_call in masks:
-        found = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
-        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {found}"
+        fault = f"{name} has {tuple(mask.shape)}: {GIVE}, or layout="
+        sentence = f"the mask must have the shape of the tokens {tuple(shape)}; {fault}"
         require(MASKS[name].ambiguous or not of_call or _is_triangle(mask), sentence, WatchError, name)
     return None
 

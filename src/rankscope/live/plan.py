@@ -171,8 +171,8 @@ def make_plans(
                 known = sorted(filter(None, by_name)) or ["none, since one stack is measured"]
                 raise WatchError(one_of(f"a stack in {name}", str(stack), known), subject=name)
         elif isinstance(option, Tensor) and len(by_name) > 1:
-            found = f"one came for {' and '.join(by_name)}: give {name}={{{next(iter(by_name))!r}: ...}}"
-            raise WatchError(f"{name} must be given for each stack of blocks; {found}", subject=name)
+            fault = f"one came for {' and '.join(by_name)}: give {name}={{{next(iter(by_name))!r}: ...}}"
+            raise WatchError(f"{name} must be given for each stack of blocks; {fault}", subject=name)
     plans = {}
     for stack, of_stack in by_name.items():
         chosen: Any = {
@@ -264,8 +264,8 @@ def _remark_on_special_tokens(model: nn.Module, plans: Mapping[str, WatchPlan]) 
     every = [*paths.values(), *(name.split(".") for name in stacks(model))]
     for part in adding:
         path = names[part].split(".") if names[part] else []
-        nearest = max(_shared(path, other) for other in every)
-        near = [stack for stack, other in paths.items() if _shared(path, other) == nearest]
+        nearest = max(_shared(path, stack_path) for stack_path in every)
+        near = [stack for stack, stack_path in paths.items() if _shared(path, stack_path) == nearest]
         for name, weight in part._parameters.items():
             if name in SPECIAL_TOKENS and weight is not None:
                 for stack in near:

@@ -117,10 +117,10 @@ def require_agreement(what: str, value: Any, stage: int = 0) -> None:
     """Raise on every rank unless all ranks of a pipeline stage have the same value. `what` names it in the sentence; a
     stage is known by the number of blocks before it."""
     first: dict[int, tuple[int, Any]] = {}  # of each stage, its first rank and what that has
-    for rank, (theirs, found) in enumerate(gathered((stage, value))):
-        earlier, expected = first.setdefault(theirs, (rank, found))
-        if found != expected:
-            differ = f"rank {earlier} has {expected!r} and rank {rank} has {found!r}: build the monitor alike on both"
+    for rank, (theirs, fault) in enumerate(gathered((stage, value))):
+        earlier, expected = first.setdefault(theirs, (rank, fault))
+        if fault != expected:
+            differ = f"rank {earlier} has {expected!r} and rank {rank} has {fault!r}: build the monitor alike on both"
             raise MonitorError(f"all ranks must be given the same {what}; {differ}", subject=what)
 
 
@@ -165,13 +165,13 @@ class Stage:
             expected, expected_names = first.setdefault(start, (count, names))
             if count != expected or names != expected_names:
                 only = f", and {min(names ^ expected_names)} is in one of them" if names != expected_names else ""
-                found = f"rank {rank} has {count}, an earlier one {expected}{only}: {way}"
-                raise MonitorError(f"ranks must have the same blocks; {found}", subject="first_block")
+                fault = f"rank {rank} has {count}, an earlier one {expected}{only}: {way}"
+                raise MonitorError(f"ranks must have the same blocks; {fault}", subject="first_block")
         stages = sorted((start, start + count) for start, (count, _) in first.items())
         for (_, end), (start, _) in pairwise(stages):
             if end != start:
-                found = f"one that begins after {start} blocks comes after one that ends with block {end}: {way}"
-                raise MonitorError(f"pipeline stages must follow one another; {found}", subject="first_block")
+                fault = f"one that begins after {start} blocks comes after one that ends with block {end}: {way}"
+                raise MonitorError(f"pipeline stages must follow one another; {fault}", subject="first_block")
         return stages[-1][1]
 
 
@@ -270,8 +270,8 @@ class TensorParallel:
         by_rows, not_by_rows = self._inputs_in_attention(block)
         if not by_rows or (together in by_rows) != (own_width in by_rows | not_by_rows):
             return together not in by_rows
-        found = f"heads {own_width} wide came in a {type(block).__name__}, and {together} on all {self.size} together"
-        sentence = f"heads of a tensor-parallel model must fit an output projection in its attention; {found}"
+        fault = f"heads {own_width} wide came in a {type(block).__name__}, and {together} on all {self.size} together"
+        sentence = f"heads of a tensor-parallel model must fit an output projection in its attention; {fault}"
         raise WatchError(f"{sentence}: watch metrics of tokens", subject="heads")
 
     def is_split_by_rows(self, linear: nn.Module) -> bool:
@@ -314,9 +314,9 @@ def tensor_parallel_of(model: nn.Module) -> TensorParallel | None:
                 continue
             key = (id(module), name)
             spec: Any = gathered_by_fsdp[key] if key in gathered_by_fsdp else getattr(weight, "_spec", None)
-            found = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
+            fault = f"{name} of a {type(module).__name__} is Megatron's: watch a model of torch's DTensors"
             known = spec is not None or not getattr(weight, "tensor_model_parallel", False)
-            require(known, f"weights that are split must tell how; {found}", WatchError, "model")
+            require(known, f"weights that are split must tell how; {fault}", WatchError, "model")
             for axis, placement in enumerate([] if spec is None else spec.placements):
                 if spec.mesh.size(axis) == 1 or placement.is_partial():
                     continue
@@ -368,8 +368,8 @@ def refuse_context_parallel() -> None:
     tells."""
     DTensor = _distributed_tensor()
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
-    found = "with context parallelism this process has some of them: measure a probe, outside of it"
-    sentence = f"a model must be called with all tokens of a sample; {found}"
+    fault = "with context parallelism this process has some of them: measure a probe, outside of it"
+    sentence = f"a model must be called with all tokens of a sample; {fault}"
     require(FLASH_ATTENTION not in getattr(dispatcher, "_custom_op_handlers", {}), sentence, WatchError, "model")
 
 

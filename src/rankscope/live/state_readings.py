@@ -256,8 +256,8 @@ class RoutingReadings:
             return
         scores, weights, chosen = routing
         batch, token = self.batch.shape
-        found = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
-        sentence = f"a block must have one router for its routing to be read; {found}"
+        fault = f"a second came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens"
+        sentence = f"a block must have one router for its routing to be read; {fault}"
         require(layer not in self.layers, sentence, WatchError, "blocks")
         if chosen.shape[:-1].numel() != batch * token:
             self.other_shapes.append(tuple(chosen.shape))
@@ -275,9 +275,9 @@ class RoutingReadings:
 
     def check(self) -> None:
         """Refuse a call in which metrics of routing were asked for and no router was seen."""
-        found = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
+        fault = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
         expected = f"a router of the blocks' {tuple(self.batch.shape)} tokens must return scores, weights and experts"
-        sentence = f"{expected}; {found} came: watch metrics of tokens"
+        sentence = f"{expected}; {fault} came: watch metrics of tokens"
         require(self.layers or not self.plan.wants("routing"), sentence, WatchError, "routing")
 
 

@@ -81,16 +81,16 @@ def check_contributions(contributions: Tensor, bias: Tensor | None, output: Tens
 def check_sum(total: Tensor, output: Tensor, dtype: torch.dtype, where: str) -> None:
     """Refuse a sum of what heads add that is not the output of the projection `where`, which was given in `dtype`."""
     if miss := _miss(total, output, dtype, 1e-300):
-        found = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
-        raise WatchError(f"what the heads of {where} add must sum to its output; {found}", subject="heads")
+        fault = f"it misses by {miss:.1e} of its size, as if projected by no plain linear map: {OTHERS}"
+        raise WatchError(f"what the heads of {where} add must sum to its output; {fault}", subject="heads")
 
 
 def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) -> None:
     """Refuse a pattern that, times the values, is not the output that attention gave; `what` says whose."""
     product = pattern @ values.to(pattern.dtype)
     if miss := _miss(product, output.detach().to(pattern.dtype), output.dtype, 1e-30):
-        found = f"it misses by {miss:.1e} of its size, as a pattern changed in place does: watch metrics of tokens"
-        raise WatchError(f"the pattern times the values must be what {what} gave; {found}", subject="pattern")
+        fault = f"it misses by {miss:.1e} of its size, as a pattern changed in place does: watch metrics of tokens"
+        raise WatchError(f"the pattern times the values must be what {what} gave; {fault}", subject="pattern")
 
 
 class Miss(NamedTuple):
@@ -207,8 +207,8 @@ class OutputProjectionFinder:
         with isolated(x.device):
             self.head_outputs = None
             W = weight_of(linear)
-            found = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
-            sentence = f"what each head adds needs the weight of the output projection; {found}"
+            fault = f"FSDP has sharded its {type(linear).__name__} again: shard whole blocks, or {OTHERS}"
+            sentence = f"what each head adds needs the weight of the output projection; {fault}"
             require(W.shape == (x.shape[-1], y.shape[-1]), sentence, WatchError, "heads")
             contributions, part = contributions_of(heads, W), None
             if self.together is not None and self.together.is_split_by_rows(linear):
@@ -234,8 +234,8 @@ class OutputProjectionFinder:
     def block_left(self, block: nn.Module) -> None:
         """The block has returned: its output projection must have been found by now."""
         self.projected = None
-        found = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
-        sentence = f"what each head adds needs the output projection; {found}"
+        fault = f"no Linear or Conv1D of this {type(block).__name__} took the heads' outputs: {OTHERS}"
+        sentence = f"what each head adds needs the output projection; {fault}"
         require(self.head_outputs is None, sentence, WatchError, "heads")
 
     def module_called(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -38,12 +38,12 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     """
     if isinstance(scores, AttentionScores):
         query, key = scores.query, scores.key
-        found = f"received queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype}"
+        fault = f"received queries {tuple(query.shape)} in {query.dtype} and keys {tuple(key.shape)} in {key.dtype}"
         of_axes = query.ndim == key.ndim == 4 and query.shape[-1] == key.shape[-1] and len(query) == len(key)
         fit = of_axes and query.is_floating_point() and key.numel() and query.numel()
-        sentence = f"queries and keys must be [batch, head, token, d], not empty; {found}"
+        sentence = f"queries and keys must be [batch, head, token, d], not empty; {fault}"
         require(fit, sentence, WatchError, "query")
-        sentence = f"each head of keys must serve as many heads of queries; {found}"
+        sentence = f"each head of keys must serve as many heads of queries; {fault}"
         require(not query.shape[1] % key.shape[1], sentence, WatchError, "heads")
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)

@@ -68,9 +68,9 @@ class AttentionScores:
         ends = cu_seqlens.to(query.device, torch.long)
         fits = ends.ndim == 1 and len(ends) > 1 and query.ndim == key.ndim == 3 and len(query) == len(key)
         if not fits or ends[0] != 0 or ends[-1] != len(query) or bool((ends.diff() < 0).any()):
-            found = f"queries {tuple(query.shape)}, keys {tuple(key.shape)} and {ends.tolist()} came"
+            fault = f"queries {tuple(query.shape)}, keys {tuple(key.shape)} and {ends.tolist()} came"
             expected = "packed tokens must be [total, head, d], and cu_seqlens rise from 0 to their number"
-            raise WatchError(f"{expected}; {found}", subject="cu_seqlens")
+            raise WatchError(f"{expected}; {fault}", subject="cu_seqlens")
         sequence = torch.repeat_interleave(torch.arange(len(ends) - 1, device=query.device), ends.diff())
         query, key = (x.transpose(0, 1)[None] for x in (query, key))
         return cls(query=query, key=key, sequence=sequence[None], **options)

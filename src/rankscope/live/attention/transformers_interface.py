@@ -113,8 +113,8 @@ class InterfaceCall:
             return self.returned
         if not is_transformers_own(self.function):
             name = getattr(self.function, "__name__", self.function)
-            found = f"{name} of {type(self.module).__name__} does neither: watch tokens"
-            raise WatchError(f"attention must return its pattern, or be transformers'; {found}", subject="attention")
+            fault = f"{name} of {type(self.module).__name__} does neither: watch tokens"
+            raise WatchError(f"attention must return its pattern, or be transformers'; {fault}", subject="attention")
         return _eager_pattern(self.module, *self.args, **self.named)
 
     def scores(self) -> AttentionScores | None:
@@ -236,5 +236,5 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if callable(function):
             return function
-    found = f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch metrics of tokens"
-    raise WatchError(f"watching attention needs eager_attention_forward of the model; {found}", subject="attention")
+    fault = f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch metrics of tokens"
+    raise WatchError(f"watching attention needs eager_attention_forward of the model; {fault}", subject="attention")
