@@ -189,7 +189,7 @@ class RuleOfStacks:
         return {stack: rule.state_dict() for stack, rule in self.by_stack.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the rule of each stack from what `state_dict` gave."""
         for stack, rule in self.by_stack.items():
             rule.load_state_dict(state[stack])
 

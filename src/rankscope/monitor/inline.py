@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from rankscope.errors import MonitorError, require
 from rankscope.live import (
@@ -118,7 +119,7 @@ class PassingMeasurement(CallFollower):
         before, after = partial(self._attach, before=True, with_kwargs=True), partial(self._attach, always_call=True)
         for module in outer:
             announce = self._announce if module is self.announcer else None
-            before(module, partial(self.begin_call, alone=module is not model), announce)
+            before(module, partial(self.begin_call, alone=module is not model), announce, beside=True)
         for block in blocks:
             position = plan.blocks.index(block) + 1
             before(block, partial(self.enter_block, position), self._hand_over_input if position == 1 else None)
@@ -126,25 +127,33 @@ class PassingMeasurement(CallFollower):
         for module in self.multihead:
             before(module, partial(self.on_multihead))
         for module in outer:
-            after(module, on_return(lambda module, output, failed: self.end_call(failed)))
+            after(module, on_return(lambda module, output, failed: self.end_call(failed)), beside=True)
 
     def _attach(
-        self, module: nn.Module, hook: Callable[..., None], compiled: Callable[..., None] | None = None, **options: bool
-    ) -> None:
-        """Attach a hook that runs beside compiled code while a step is recorded, and another that is `compiled` into
-        it, where it calls an operator."""
-        direct = torch._disable_dynamo(hook)  # type: ignore[no-untyped-call]
+        self, module: nn.Module, hook: Callable[..., None], compiled: Callable[..., None] | None = None,
+        beside: bool = False, **options: bool,
+    ) -> None:  # fmt: skip
+        """Attach a hook that runs while a step is recorded, and another that is `compiled` in its place, where it calls
+        an operator. A hook of a module around the blocks runs `beside` compiled code, unless it is traced with it."""
+        direct = _disable_dynamo(hook)
 
-        def call(*args: Any) -> None:
+        def inside(*args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                if self.recording:
+                    hook(*args)
+            elif compiled is not None:
+                compiled(*args)
+
+        def outside(*args: Any) -> None:
             if not torch.compiler.is_compiling():
                 if self.recording:
                     direct(*args)
             elif compiled is not None:
                 compiled(*args)
 
-        for function in (call, Hook.__call__):  # not compiled by themselves
+        for function in (outside, Hook.__call__):  # not compiled by themselves
             torch._dynamo.decorators.skip_code(function.__code__)  # type: ignore[attr-defined]
-        self._hooks.attach(module, call, **options)
+        self._hooks.attach(module, outside if beside else inside, **options)
 
     def record(self, on: bool) -> None:
         """Drop what was read, and read the next step or not."""
