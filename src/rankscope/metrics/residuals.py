@@ -268,7 +268,7 @@ NORM_TAKEN = "{norm} norm about {centre}"
 
 
 def memo_of_norms(sizes: Mapping[Norm, tuple[Values, Values]]) -> dict[str, Values]:
-    """What `Tokens.memo` holds when norms are known already: metrics of which `from_norms` is true then look at no entry.
+    """What `Tokens.memo` holds when norms are known: metrics of which `from_norms` is true then look at no entry.
 
     Args:
         sizes: By the name of a norm: the norm of X, and that of the residual of X about the mean token.

@@ -45,7 +45,8 @@ def plans() -> dict[str, Plan]:
 def train(piece: tuple[str, int], device: str) -> dict[str, Any]:
     """The final loss of one network and one seed, and whether it learnt."""
     change, seed = piece
-    plan, start = replace(plans()[change], seed=seed), time.perf_counter()
+    plan, start = plans()[change], time.perf_counter()
+    plan = replace(plan, recipe=replace(plan.recipe, seed=seed))
     training = plan.training(device)
     for _ in training:
         pass
