@@ -13,7 +13,7 @@ import pytest
 
 import rankscope
 from rankscope import errors
-from rankscope.lab.tasks.fixed import Digits
+from rankscope.lab import Digits
 from rankscope.metrics import METRICS
 from rankscope.remedies import REMEDIES
 from rankscope.theory import THEOREMS

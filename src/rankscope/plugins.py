@@ -37,6 +37,7 @@ SHIPPED = {
     "results": "rankscope.results.kinds:SHIPPED",
     "chapters": "rankscope.report.sections:SHIPPED",
     "jobs": "rankscope.engine.spec:SHIPPED",
+    "tasks": "rankscope.lab.tasks:SHIPPED",
     "commands": "rankscope.cli.app:COMMANDS",
     "pages": "rankscope.cli.follow:SHIPPED",
 }

@@ -14,9 +14,10 @@ from rankscope.forecasts import PARTS, Design, Forecast, Mend, Plan, Recipe, cha
 from rankscope.forecasts.layers import COLUMNS, SAMPLES
 from rankscope.forecasts.plan import adapted_to_task
 from rankscope.forecasts.verdict import sentences
-from rankscope.lab import Initialisation, NextCharacter, Sort
+from rankscope.lab import Initialisation, NextCharacter
 from rankscope.nets import Mask
 from rankscope.nets import mask_matrix as matrix
+from rankscope_studies.dong2021.tasks import Sort
 
 SMALL = Architecture(layers=4, width=16, heads=2, norm_place="pre", final_norm=True, mask="causal")
 COLLAPSING = SMALL.replace(layers=24, norm="none", final_norm=False, attention_skip=0.0, mlp="none")

@@ -16,21 +16,12 @@ import torch
 import rankscope
 from rankscope import read
 from rankscope.errors import ArchitectureError, LabError, TrainingWarning
-from rankscope.lab import (
-    Copying,
-    Digits,
-    Induction,
-    Initialisation,
-    Memorization,
-    NextCharacter,
-    Recipe,
-    Task,
-    Training,
-)
+from rankscope.lab import Copying, Digits, Induction, Initialisation, NextCharacter, Recipe, Task, Training
 from rankscope.lab.model import reads_ahead
 from rankscope.monitor.alarms import AlarmRule, Fault
 from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.remedies import REMEDIES
+from rankscope_studies.dong2021.tasks import Memorization
 from tests.raising import raises
 
 TASK = Copying(symbols=4, length=3)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.errors import LabError, PathError
-from rankscope.lab import Initialisation, Interface, Model, NextCharacter, Recipe, Sort, Training
+from rankscope.lab import Initialisation, Interface, Model, NextCharacter, Recipe, Training
 from rankscope.nets import Architecture, Dropout, Transformer
 from rankscope.paths import decompose
+from rankscope_studies.dong2021.tasks import Sort
 from rankscope_studies.path_model import EPS, PathModel
 from tests.builders import awake
 from tests.lab.test_steps import CpuUse

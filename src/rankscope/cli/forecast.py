@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankscope.results import Table
 
 MAPS = ("skip", "depth", "query_gain", "value_gain", "temperature", "rate")
-TASKS = ("next-character", "induction", "copying", "sort", "digits", "hull", "memorization")
+TASKS = ("next-character", "induction", "copying", "digits")  # Packages add others
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,18 @@ from rankscope.lab.tasks import (
     Batch,
     Copying,
     Digits,
-    Hull,
     Induction,
-    Memorization,
     NextCharacter,
-    Sort,
     Task,
+    drawn_from,
     task,
 )
-from rankscope.lab.tasks.fixed import POINTS, SORTED, FixedTask, attention_alone
 from rankscope.lab.tasks.sequences import HELD_SHARE
 from rankscope.lab.training import Recipe, TaskEvaluation, Training
 
 __all__ = [
-    "Batch", "Copying", "Digits", "FixedTask", "HELD_SHARE", "Hull", "Induction", "Initialisation", "Interface",
-    "Memorization", "Model", "NextCharacter", "POINTS", "Recipe", "SORTED", "SigmaReparam", "Sort", "TASKS", "Task",
-    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "attention_alone", "eval_mode", "optimizer_step",
+    "Batch", "Copying", "Digits", "HELD_SHARE", "Induction", "Initialisation", "Interface",
+    "Model", "NextCharacter", "Recipe", "SigmaReparam", "TASKS", "Task",
+    "TaskEvaluation", "Trainable", "Training", "UNLABELLED", "drawn_from", "eval_mode", "optimizer_step",
     "release_memory", "reparametrise", "task", "with_gains",
 ]  # fmt: skip

@@ -4,22 +4,10 @@ import pytest
 import torch
 
 from rankscope.errors import LabError
-from rankscope.lab import (
-    TASKS,
-    UNLABELLED,
-    Copying,
-    Digits,
-    Hull,
-    Induction,
-    Memorization,
-    Model,
-    NextCharacter,
-    Sort,
-    Task,
-    task,
-)
+from rankscope.lab import TASKS, UNLABELLED, Copying, Digits, Induction, Model, NextCharacter, Task, task
 from rankscope.lab.tasks.base import HELD_OUT, STEPS
 from rankscope.nets import Transformer
+from rankscope_studies.dong2021.tasks import Hull, Memorization, Sort
 from tests.raising import raises
 
 SMALL: list[Task] = [

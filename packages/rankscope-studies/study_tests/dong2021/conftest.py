@@ -2,9 +2,10 @@
 
 import pytest
 
-from rankscope.lab import Hull, Memorization, Model
+from rankscope.lab import Model
 from rankscope.paths import Decomposition, decompose
 from rankscope_studies.dong2021.fig4 import PublishedSort, TaskPlan
+from rankscope_studies.dong2021.tasks import Hull, Memorization
 from study_tests.dong2021.plans import small
 
 

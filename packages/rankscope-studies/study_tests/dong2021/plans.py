@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rankscope.lab import FixedTask
 from rankscope_studies.dong2021.fig4 import TaskPlan
+from rankscope_studies.dong2021.tasks import FixedTask
 
 
 def small(task: FixedTask, **fields: Any) -> TaskPlan:

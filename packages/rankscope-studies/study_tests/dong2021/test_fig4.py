@@ -8,12 +8,13 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.lab import Hull, Memorization, Model
+from rankscope.lab import Model
 from rankscope.lab.tasks.base import UNLABELLED
 from rankscope.nets import Dropout, training_states
 from rankscope_studies import Setup, chosen, reproduce
 from rankscope_studies.dong2021 import fig4
 from rankscope_studies.dong2021.fig4 import PublishedSort, TaskPlan
+from rankscope_studies.dong2021.tasks import Hull, Memorization
 from study_tests.dong2021.plans import small
 
 

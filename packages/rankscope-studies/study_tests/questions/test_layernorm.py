@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.lab import NextCharacter, Sort, with_gains
+from rankscope.lab import NextCharacter, with_gains
 from rankscope.metrics import relative_mu
 from rankscope.nets import Dropout, Transformer
 from rankscope.theory import transverse_exponent, transverse_modes
+from rankscope_studies.dong2021.tasks import Sort
 from rankscope_studies.questions import layernorm as study
 from rankscope_studies.questions import norm_experiments as experiments
 from rankscope_studies.questions.layernorm import FULL, QUESTION, QUICK

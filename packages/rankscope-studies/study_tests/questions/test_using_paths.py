@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.errors import StudyError
-from rankscope.lab import Batch, Initialisation, Interface, Model, Recipe, Sort, Training
+from rankscope.lab import Batch, Initialisation, Interface, Model, Recipe, Training
 from rankscope.metrics import relative_residual
 from rankscope.nets import Architecture, Dropout, Transformer
 from rankscope.paths import decompose
+from rankscope_studies.dong2021.tasks import Sort
 from rankscope_studies.path_model import EPS
 from rankscope_studies.questions import path_networks, path_uses
 from rankscope_studies.questions import using_paths as study

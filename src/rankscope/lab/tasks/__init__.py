@@ -6,23 +6,24 @@
 | `copying`        | a symbol              | after a mark, the symbols before it         |
 | `induction`      | a symbol              | what followed it last time                  |
 | `digits`         | a patch of an image   | which digit the whole image shows           |
-| `sort`           | a symbol              | the one that is here when all are sorted    |
-| `hull`           | a point of the plane  | whether it is on the convex hull            |
-| `memorization`   | a word                | its label, drawn at random                  |
 
-The last three are those of figure 4 of Dong et al. 2021. One of your own is a `Task`.
+One of your own is a `Task`; packages add theirs by the entry point `rankscope.tasks`, as rankscope-studies does with
+the three of figure 4 of Dong et al. 2021 (`sort`, `hull`, `memorization`).
 """
 
 from typing import Any
 
 from rankscope.errors import LabError, require_one_of
-from rankscope.lab.tasks.base import UNLABELLED, Batch, Task
-from rankscope.lab.tasks.fixed import Digits, Hull, Memorization, Sort
+from rankscope.lab.tasks.base import UNLABELLED, Batch, Task, drawn_from
+from rankscope.lab.tasks.digits import Digits
 from rankscope.lab.tasks.sequences import Copying, Induction, NextCharacter
+from rankscope.plugins import Group
 
-TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (NextCharacter, Copying, Induction, Digits, Sort, Hull, Memorization)
-}
+SHIPPED = (NextCharacter, Copying, Induction, Digits)
+TASKS: Group[type[Task]] = Group(
+    "tasks", "a class derived from Task", lambda each: isinstance(each, type) and issubclass(each, Task)
+)
+"""Every task by its name: those of rankscope, then those of other packages."""
 
 
 def task(name: str, **sizes: Any) -> Task:
@@ -36,6 +37,6 @@ def task(name: str, **sizes: Any) -> Task:
 
 
 __all__ = [
-    "TASKS", "UNLABELLED", "Batch", "Copying", "Digits", "Hull", "Induction", "Memorization", "NextCharacter",
-    "Sort", "Task", "task",
+    "TASKS", "UNLABELLED", "Batch", "Copying", "Digits", "Induction", "NextCharacter", "Task",
+    "drawn_from", "task",
 ]  # fmt: skip

@@ -24,21 +24,10 @@ import polars as pl
 import torch
 
 from rankscope.figures import FAINT, INK, MARKERS, PALETTE, Axes, Figure, panels
-from rankscope.lab import (
-    SORTED,
-    UNLABELLED,
-    FixedTask,
-    Hull,
-    Initialisation,
-    Interface,
-    Memorization,
-    Recipe,
-    Sort,
-    Training,
-    attention_alone,
-)
+from rankscope.lab import UNLABELLED, Initialisation, Interface, Recipe, Training
 from rankscope.nets import Architecture
 from rankscope_studies.dong2021.path_effects import path_effects
+from rankscope_studies.dong2021.tasks import SORTED, FixedTask, Hull, Memorization, Sort, attention_alone
 from rankscope_studies.study import Comparison, Setup, Study, StudyResult, StudyTexts, published
 
 COUNTS = (5, 20)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from rankscope.forecasts import mean_field
-from rankscope.lab import Initialisation, NextCharacter, Recipe, Sort, Task, Training, release_memory, with_gains
+from rankscope.lab import Initialisation, NextCharacter, Recipe, Task, Training, release_memory, with_gains
 from rankscope.metrics import relative_mu
 from rankscope.nets import Architecture, Dropout, Transformer, training_states
 from rankscope.profiles import measure
 from rankscope.shapes import Float
 from rankscope.theory import slope, transverse_exponent, transverse_modes
+from rankscope_studies.dong2021.tasks import Sort
 from rankscope_studies.trial import train_until
 from rankscope_studies.wu2024.networks import DROPOUT, MASKS, in_training
 

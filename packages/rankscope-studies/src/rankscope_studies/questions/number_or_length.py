@@ -23,9 +23,10 @@ import numpy as np
 import polars as pl
 
 from rankscope.extras import listed
-from rankscope.lab import Batch, FixedTask, Hull, Initialisation, NextCharacter, Recipe, Task, Training, attention_alone
+from rankscope.lab import Batch, Initialisation, NextCharacter, Recipe, Task, Training
 from rankscope_studies.dong2021.fig4 import FULL as FIGURE_4
 from rankscope_studies.dong2021.fig4 import PublishedSort
+from rankscope_studies.dong2021.tasks import FixedTask, Hull, attention_alone
 from rankscope_studies.questions.drawing import seed_band, title_panel
 from rankscope_studies.questions.path_networks import held_out_samples, judged
 from rankscope_studies.questions.path_sets import LEVEL, OWN, SHARED, evaluated_lengths, evaluated_sets

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import ClosureError, StudyError, one_of
-from rankscope.lab import HELD_SHARE, POINTS, SORTED, Batch, FixedTask, Hull, NextCharacter, Recipe, Task
+from rankscope.lab import HELD_SHARE, Batch, NextCharacter, Recipe, Task
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import by_length, freeze
 from rankscope.shapes import Float
 from rankscope_studies.dong2021.fig4 import PublishedSort
+from rankscope_studies.dong2021.tasks import POINTS, SORTED, FixedTask, Hull
 from rankscope_studies.path_model import EPS, Stack
 
 TITLES = {"sort": "Sorting", "hull": "Convex hull", "text": "Text"}

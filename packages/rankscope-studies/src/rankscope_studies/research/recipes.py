@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.lab import Hull
 from rankscope_studies.dong2021.fig4 import COUNTS, FULL, REPEATS, PublishedSort
 from rankscope_studies.dong2021.path_effects import path_effects
+from rankscope_studies.dong2021.tasks import Hull
 
 PLAIN = {"dropout": 0.0}
 BIASES = {"fields": {"biases": ("query", "key", "value", "output")}}

@@ -1,15 +1,14 @@
-"""Tasks on samples that are drawn once: labels and ceilings, each against another way to find them; digits."""
+"""Tasks on samples that are drawn once: labels and ceilings, each against another way to find them."""
 
-import sys
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
-from rankscope.errors import LabError, MissingExtraError
-from rankscope.lab import UNLABELLED, Digits, Hull, Memorization, Sort
-from rankscope.lab.tasks.fixed import ceiling, on_hull, prose
+from rankscope.errors import LabError
+from rankscope.lab import UNLABELLED
+from rankscope_studies.dong2021.tasks import Hull, Memorization, Sort, ceiling, on_hull, prose
 from tests.raising import raises
 
 
@@ -94,19 +93,3 @@ def test_a_pass_goes_through_all_samples_once() -> None:
     seen = torch.cat([sort.batch(8, 1, step).inputs for step in range(4)])
     assert sorted(seen.tolist()) == sorted(sort.data[0].inputs.tolist())
     assert len(sort.batch(8, 1, 3)) == 6
-
-
-def test_patches_are_squares_of_the_image() -> None:
-    from sklearn.datasets import load_digits
-
-    images, held = load_digits().images, Digits(patch=4).held_out(10)
-    assert held.inputs.shape == (10, 4, 16)
-    corner = torch.from_numpy(images[-360][:4, 4:]).float().flatten() / 8 - 1
-    assert torch.equal(held.inputs[0, 1], corner)
-    assert held.labels.tolist() == load_digits().target[-360:-350].tolist()
-
-
-def test_without_scikit_learn_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[lab\]'"):
-        Digits().batch(2, 0, 0)

@@ -1,8 +1,8 @@
-"""Tasks on samples that are there once and for all: images of digits, and samples drawn once, which are gone through
-again and again, each time in another order.
+"""The three tasks of figure 4 of Dong et al. 2021: sorting, convex hulls, memorization.
 
-The latter are the three of figure 4 of Dong et al. 2021. `Memorization` is of texts of the bundled prose without
-positions: tokens that are equal in a text get equal outputs, so that there is a ceiling below one.
+Their samples are drawn once and gone through again and again, each time in another order. `Memorization` is of texts of
+the bundled prose without positions: tokens that are equal in a text get equal outputs, so that there is a ceiling below
+one. `rankscope.tasks` has them by name (`TASKS`), so `forecast` and `rankscope forecast --task` know them.
 """
 
 import math
@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LabError, require
-from rankscope.extras import need
-from rankscope.lab.model import Interface
-from rankscope.lab.tasks.base import UNLABELLED, Batch, Task, drawn_from
+from rankscope.lab import UNLABELLED, Batch, Interface, Task, drawn_from
 from rankscope.nets import Architecture
 from rankscope.shapes import Bool, Float
 from rankscope.sources import bundled_excerpts, split
@@ -28,8 +26,6 @@ from rankscope.sources import bundled_excerpts, split
 SYMBOLS, SORTED = 10, 8  # Symbols there are to sort, and symbols of a sample
 POINTS, SIDE, SHIFT = 10, 10.0, 3.3
 """Points of a hull, the side of their square, and the standard deviation of its shift."""
-IMAGE = 8  # The side of an image of a digit
-HELD = 360  # Images that are held out: the last ones, written by other hands than the first
 
 
 class FixedTask(Task):
@@ -244,45 +240,5 @@ def prose(texts: int, longest: int) -> list[list[str]]:
     return pieces[:texts]
 
 
-@dataclass(frozen=True)
-class Digits(Task):
-    """Digits as images: which digit is written? Scikit-learn's 1,797 images of 8 x 8, in patches: an image is
-    `(8 / patch)^2` tokens of `patch^2` numbers."""
-
-    patch: int = 2
-    name: ClassVar[str] = "digits"
-
-    @cached_property
-    def _images(self) -> Batch:
-        """All images with their digits; entries of tokens `[image, token, number]` are about -1 to 1."""
-        need("the task of digits", "sklearn")
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        images = torch.from_numpy(bunch.images).float() / 8 - 1  # [image, 8, 8] of 0..16
-        patches = images.unfold(1, self.patch, self.patch).unfold(2, self.patch, self.patch)
-        return Batch(patches.reshape(len(images), -1, self.patch**2), torch.from_numpy(bunch.target).long())
-
-    @property
-    def interface(self) -> Interface:
-        """One label of the whole image."""
-        return Interface(classes=10, patch=self.patch**2, per="sample")
-
-    def batch(self, samples: int, seed: int, step: int) -> Batch:
-        """Images that are not held out, drawn with repetition."""
-        learnt = len(self._images) - HELD
-        return self._images.part(torch.randint(learnt, (samples,), generator=drawn_from(seed, step)))
-
-    def held_out(self, samples: int) -> Batch:
-        """The last images, at most 360."""
-        return self._images.part(slice(-HELD, None)).part(slice(samples))
-
-    def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
-        """An encoder of all patches of an image, as ViT is: every patch sees every other."""
-        usual = {"mask": "complete", "length": (IMAGE // self.patch) ** 2}
-        return super().architecture(layers, width, heads, **usual | fields)
-
-    @property
-    def chance(self) -> float:
-        """Digits are about equally frequent."""
-        return 0.1
+TASKS = (Sort, Hull, Memorization)
+"""What the package adds to the tasks of `rankscope.lab`."""
