@@ -347,7 +347,7 @@ def test_streams_of_a_token_are_not_taken_for_tokens() -> None:
                 x = block(x)
             return self.head(x.mean((1, 2)))
 
-    with pytest.raises(WatchError, match=r"\(6, 12, 4, 16\) came, 12 tokens in 4 streams"):
+    with pytest.raises(WatchError, match=r"received \(6, 12, 4, 16\), 12 tokens in 4 streams"):
         forecast(Several(), module=ModuleInputs(batches(), cross_entropy, "h"))
     torch.manual_seed(0)
     images, labels = [torch.randn(6, 4, 4, 3) for _ in range(2)], torch.arange(6) % 5

@@ -48,11 +48,7 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
     batch, heads, queries, keys = scores.shape
     first = (scores.first_keys if first is None else first).expand(batch, queries)
     with torch.no_grad():
-        statistics = None
-        if isinstance(scores, AttentionScores) and scores.query.is_cuda and find_spec("triton") is not None:
-            from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
-
-            statistics = fused_row_statistics(scores, first) if is_fused(scores) else None
+        statistics = _fused(scores, first)
         if statistics is None:
             several = max(1, HELD // max(1, batch * heads * keys))
             blocks = torch.split(torch.arange(queries, device=scores.device), several)
@@ -61,6 +57,15 @@ def row_statistics(scores: AnyScores, first: Int[Tensor, "#batch #query"] | None
         if scores.sinks is None:
             return statistics
         return replace(statistics, square=statistics.square + sink_weights(scores, statistics).square())
+
+
+def _fused(scores: AnyScores, first: Tensor) -> RowStatistics | None:
+    """The numbers by the kernel for GPUs; None where it does not apply."""
+    if not isinstance(scores, AttentionScores) or not scores.query.is_cuda or find_spec("triton") is None:
+        return None
+    from rankscope.live.attention.row_statistics_triton import fused_row_statistics, is_fused
+
+    return fused_row_statistics(scores, first) if is_fused(scores) else None
 
 
 def sink_weights(scores: AnyScores, statistics: RowStatistics) -> Float[Tensor, "batch head query"]:
