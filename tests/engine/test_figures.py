@@ -19,7 +19,8 @@ def test_the_figure_and_the_report_are_written(views_study: Sweep, tmp_path: Pat
         "metrics = ['mu']\n[all]\nmodel = 'bert-tiny'\nsamples = 1\ntokens = 4\n[grid]\nskip = [0.0, 1.0]\n"
     )
     said = printed("sweep", "study.toml", "--workers", "1", cwd=tmp_path)
-    assert "2 cells, the least first" in said and "report.html" in said
+    assert "Least and most mu" in said and "report.html" in said
+    assert said.count("\n least ") == said.count("\n most ") == 1
     assert (tmp_path / "runs" / "study" / "figure.svg").stat().st_size > 1000
     page = (tmp_path / "runs" / "study" / "report.html").read_text()
     assert "study: a sweep of 2 cells" in page and 'class="sortable"' in page

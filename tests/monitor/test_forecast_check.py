@@ -113,8 +113,8 @@ def test_a_forecast_of_another_network_is_told_apart(collapses: Forecast, learns
 def test_a_loss_that_does_not_fall_as_forecast_is_an_alarm_from_half_of_the_steps_on(
     learns: Forecast, tmp_path: Path
 ) -> None:
-    """The weights of the network are frozen, so that it cannot learn."""
-    still = replace(learns.design, recipe=replace(learns.design.recipe, lr=0.0))
+    """At a rate so small that no weight moves, it cannot learn."""
+    still = replace(learns.design, recipe=replace(learns.design.recipe, lr=1e-30))
     with pytest.warns(TrainingWarning, match="So far the forecast does not hold: it does not learn") as warned:
         trained(still, tmp_path, learns, steps=STEPS - 40)
     assert len(warned) == 1
