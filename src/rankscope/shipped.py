@@ -4,7 +4,7 @@ A shipped model is a folder of Hugging Face directories `checkpoint-N`, snapshot
 for the last one; any of them is named like a folder, `digit-vit/checkpoint-640`. These folders lie in `data/models`;
 those of the package rankscope-models, where that is installed, are added to them: the other snapshots of `moby-gpt`,
 which are 30 MB. Importing this imports no torch:
-`load` (`sources/checkpoint.py`) and the command line (`cli/options.py`, `cli/inputs.py`) ask for names and folders;
+`load` (`sources/loading.py`) and the command line (`cli/options.py`, `cli/inputs.py`) ask for names and folders;
 `rankscope.sources` has `held_out_images`.
 """
 

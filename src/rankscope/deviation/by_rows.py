@@ -86,7 +86,7 @@ class _SmallestRow(NamedTuple):
 
     @classmethod
     def of(cls, maker: RowMaker, rows: slice, D: Scaled, visible: Visible) -> "_SmallestRow":
-        """The smallest row of one block of rows."""
+        """The valid row of D, among these `rows`, whose largest entry is least in size, with the columns it sees."""
         valid, columns = maker.valid, maker.valid.mask[:, None, None]
         values = D.value if valid.all or not maker.tokens else D.value.masked_fill(~columns, 0.0)
         size = torch.maximum(values.amax(-1), -values.amin(-1))  # [batch, head, row]

@@ -162,7 +162,7 @@ def piecewise(
     `elsewhere` for the others. A piece that no sample needs is not computed.
 
     Args:
-        name: The name of the question which pieces are needed, a string constant.
+        name: A string constant, one per call, under which the answer (which pieces are needed) is kept for replays.
         pick: `[batch]`, or `[batch, head]`.
         there: Computes one piece: a tensor, or a tuple or dataclass of tensors, whose first axes are those of `pick`.
         elsewhere: Computes the other piece, or is it, if it was computed anyway.

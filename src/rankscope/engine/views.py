@@ -313,8 +313,8 @@ def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, m
 
 
 def sweep_levels_chart(view: SweepView, most: int = PANELS) -> fig.Chart:
-    """A panel for each factor, at most `most`: every cell at its last layer above its level, and the median
-    of each level."""
+    """A panel for each factor, at most `most`, its levels along the x axis: a point for each cell's value at the last
+    layer of the network, and a bar for the median of each level."""
     factors = list(view.effects)[:most]
     y, panels = _value_axis(view), []
     some = evenly(range(len(view.cells)), CELLS)

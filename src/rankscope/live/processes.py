@@ -8,8 +8,8 @@ Tensor parallelism: several processes share each block. Where q, k, v are split 
 rows, each process attends with some of the heads. With sequence parallelism it also has some of the tokens between
 attention and MLP. All processes of such a group are called with the same samples, so that what is measured of them
 counts once. `plan.py` calls `tensor_parallel_of`, once for a watch or a `Monitor`. At the first block of a call
-`recorder.py` and `monitor/inline.py` call `begin_call`, then `whole` for the hidden states of every block; when the
-call ends, the recorder has `gathered` bring the readings of all heads together (`attention_readings.py`). Weights
+`call_follower.py` calls `begin_call`, then `whole` for the hidden states of every block; when the call ends, it has
+`gathered` bring the readings of all heads together (`attention_readings.py`). Weights
 themselves are `DTensor`s, which know how they are split. The processes of a group must do the same things in the same
 order, so an error in a hook of one is raised when the call ends, in all of them.
 """

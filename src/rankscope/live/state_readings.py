@@ -2,7 +2,7 @@
 
 `call_follower.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
 `StateReadings.read`. Small states are copied and
-wait, since reading several together is faster; `flush` reads them with `profiles.readings.read_tensor`. On a
+wait, since reading several together is faster; `flush` reads them with `profiles.readers.read_tensor`. On a
 CPU, metrics that ask for no more (`from_norms`) are computed for all layers together from four norms of each
 state (`StateNorms`), since for small states calling each metric costs more than computing it:
 

@@ -195,7 +195,7 @@ def ratio(numerator: Values, denominator: Values) -> Values:
 
 
 ROUNDING = 8.0
-"""Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""
+"""Rounding errors of one block, in units of eps: `tests/profiles/test_readings.py` holds it against networks."""
 Of = Literal["tokens", "attention", "scores", "heads", "routing"]
 Sensitive = Literal["directions", "row differences"]
 Centre = Literal["mean", "midrange", "argmin"]

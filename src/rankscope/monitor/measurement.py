@@ -183,7 +183,8 @@ class MetricValues:
         ]
 
     def sums(self) -> Sums:
-        """The running sum of every key, on the CPU; values of as many samples on one device are reduced together."""
+        """The seven numbers (`WIDTH`) of every key of `keys()`, over all values added, on the CPU. Metrics that have
+        equally many samples on one device are reduced together."""
         columns = [tuple(map(_column, zip(*parts, strict=True))) for parts in self.parts.values()]
         groups: dict[tuple[int, torch.device], list[int]] = {}
         for k, (value, _) in enumerate(columns):

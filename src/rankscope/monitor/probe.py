@@ -73,7 +73,7 @@ class BlockFollower:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Inside, the blocks are hooked."""
+        """Until the context ends, calls of a block in this thread call `_on_input` before and `_on_output` after."""
         if has_listed_parts(self.plan.blocks):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
         with Hooks(of_this_thread=True) as hooks:

@@ -105,7 +105,7 @@ class ArchitectureFields:
     mlp_width: int = 0  # Inner width of the MLP (intermediate_size). 0: 4 width
     activation: str = "gelu"
     experts: Experts | None = None
-    """Of an MLP `experts`: how many, how many each token goes through, their width (`experts.py`)."""
+    """Of an MLP `experts`: how many, how many each token goes through, their width (`mlp.py`)."""
 
     # ---- norms --------------------
     norm: str | Norm = "layer"
@@ -214,7 +214,7 @@ def check_types(arch: ArchitectureFields) -> None:
 
 
 def size_problems(arch: ArchitectureFields) -> Problems:
-    """Fields that must be right before the usual values are filled in."""
+    """What is wrong with the fields that the usual values of others depend on: (field, sentence), one by one."""
     yield from _unfit(arch, ("layers", "width", "heads"), lambda x: x >= 1, "a whole number >= 1")
     yield from _unfit(arch, ("layers",), lambda x: x <= DEEPEST, f"at most {DEEPEST}")
     yield from _unfit(arch, ("head_width", "divisor"), lambda x: x >= 0, "> 0, or 0 for its usual value")
@@ -237,7 +237,7 @@ def _unfit(arch: ArchitectureFields, names: Iterable[str], fits: Callable[[float
 
 
 def problems(arch: ArchitectureFields) -> Problems:
-    """Every field, and what fields must be together."""
+    """What is wrong with the fields, each alone and several together: (field, sentence), one by one."""
     yield from among("mlp", arch.mlp, get_args(MLP))
     if isinstance(arch.norm, str):
         yield from among("norm", arch.norm, (*NORMS, "none"))

@@ -50,8 +50,9 @@ def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table
 
 
 def on_grid(grid: tuple[int, ...], n: int, half: int) -> Float[Tensor, "token half"]:
-    """What the angles of each token are multiplied by: the centre of its patch between -1 and 1, its row for the
-    first half of them and its column for the second; 0 of tokens before the patches."""
+    """The position of each token, from -1 to 1, for each of the `half` frequencies of the rotation: the row of its
+    patch in the first half of them, the column in the second. Tokens before the patches get 0, so none is rotated.
+    `grid` is (rows, columns, tokens before the patches)."""
     rows, columns, unplaced = grid
     sentence = f"this network takes {rows} x {columns} patches and {unplaced} other tokens; received {n} tokens"
     require(n == rows * columns + unplaced, sentence, TokensError, "rotary_grid")

@@ -78,7 +78,7 @@ class MLPWeights:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """A mixture of experts (`experts.py`)."""
+    """A mixture of experts (`mlp.py`)."""
 
     router: Linear  # [width, expert]
     gate: Linear  # [width, expert, expert_width]; a bias [expert, expert_width]

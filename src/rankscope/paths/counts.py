@@ -41,7 +41,7 @@ def all_paths(layers: int, heads: int, length: int | None = None) -> Iterator[Pa
 
 
 def paths_along(ways: Ways, length: int | None = None) -> Iterator[Path]:
-    """Every path, or every path of one length, through layers that have these ways."""
+    """Every path, or every path with `length` heads in it, that takes one of the `ways` of each layer."""
     if length is None:
         yield from product(*ways)
         return

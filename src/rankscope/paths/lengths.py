@@ -48,7 +48,7 @@ class PolynomialRules(FrozenRules):
     at `start`."""
 
     def output(self, block: Block, head_terms: Any) -> Terms:
-        """Multiplies by z; the output bias is one more constant."""
+        """What the heads add: their terms times z, so every path is one longer; the output bias has length 0."""
         added, start = self.added(block, head_terms), self.start
         zero = torch.zeros_like(added[:1])
         if start is None:
@@ -84,7 +84,7 @@ class PolynomialRulesInPieces(PolynomialRules):
     inner: Tensor | None = None  # room for what MLPs hold inside, the same for all of them
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
-        """Applies to every coefficient by itself."""
+        """The polynomial whose coefficients are those of `terms`, each through the norm; the bias joins at `start`."""
         norm, (Y, start) = self.layer(block).norms[name], terms
         result, factor = torch.empty_like(Y), norm.factor
         for piece, _ in _pieces(Y, None):
@@ -94,7 +94,7 @@ class PolynomialRulesInPieces(PolynomialRules):
         return Terms(with_bias(result, start, norm.weights.bias), start)
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
-        """Applies to every coefficient by itself."""
+        """The polynomial whose coefficients are those of `terms`, each through the MLP; biases join at `start`."""
         w, gate, (Y, start) = block.mlp, self.layer(block).gate, terms
         assert gate is not None
         result, rows, mlp_width = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
@@ -121,7 +121,7 @@ class PolynomialRulesInPieces(PolynomialRules):
         return heads
 
     def output(self, block: Block, terms: Any) -> Terms:
-        """Multiplies by z; the output bias is one more constant."""
+        """What the heads add: their terms times z, so every path is one longer; the output bias has length 0."""
         Y, start = terms
         longer = Y.new_empty(len(Y) + (1 if start is None else 2), *Y.shape[1:])
         longer[0] = 0.0

@@ -166,7 +166,7 @@ class FirstValuePull:
         return outputs + pull * active(block, rules).to(pull)[:, None, None]
 
     def deviation(self, outputs: Any, block: Any, rules: Any, inside: Any) -> Any:
-        """Add `weight (V_1 - V)` to common values and deviations alike."""
+        """The outputs of all heads, plus `weight (V_1 - V)` at active ones: common values x and deviations R alike."""
         V, V_1 = rules.carried.pop(CURRENT), rules.carried[FIRST]
         if block.index == 0:
             return outputs

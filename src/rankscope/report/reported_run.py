@@ -144,7 +144,8 @@ CHAPTERS: Group[Chapter] = Group(
 
 
 def read_run(folder: str | Path) -> ReportedRun:
-    """What there is in a run directory; a sentence where it is none."""
+    """The tables, chapters and manifests of a run directory, with notes on what is left out. A folder that is no run
+    directory, or holds half a depth card, raises `FileError`."""
     folder = Path(folder)
     require(folder.is_dir(), f"a report is made of run directories; there is none at {folder}", FileError, str(folder))
     stored, chapters = read(folder), _chapters(folder)

@@ -101,7 +101,7 @@ class Run:
         return self.table_and_notes(name)[0]
 
     def table_and_notes(self, name: str) -> tuple[pl.DataFrame, list[str]]:
-        """A table, and of one that grows sentences on lines of its journal that hold no rows and are left out."""
+        """A table, and at most one sentence: which line of its journal is damaged and left out, and how many more."""
         if name not in self.names:
             raise FileError(one_of(f"a table of {self.folder}", name, self.names), subject=name)
         chunks, path = self.chunks(name) or [f"{name}.parquet"], self.folder / name / JOURNAL

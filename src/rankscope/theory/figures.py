@@ -222,8 +222,8 @@ def _bound(rows: pl.DataFrame, theorem: str, index: int) -> fig.Line:
 
 
 def proved_shares(metric: str, guarantees: pl.DataFrame, samples: int) -> dict[str, np.ndarray]:
-    """log10 of the best bound of a metric at each layer, by "upper" and "lower"; NaN where there is none. Of
-    several samples the one that is worst off: a bound holds for all of them. `guarantees` is
+    """log10 of the tightest bound of a metric of `SHARES` that holds for all samples, `[layer]`, by "upper" and
+    "lower". NaN is at layers where some sample has no bound; a kind without any bound is left out. `guarantees` is
     `Certificates.guarantees()`."""
     share = (pl.col("log10_bound") - pl.col("log10_size")).alias("share")
     proved = guarantees.filter(pl.col("theorem") != EXACT, quantity=SHARES.get(metric, ""))

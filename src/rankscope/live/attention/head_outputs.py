@@ -168,7 +168,8 @@ class PartOfSum(NamedTuple):
 
     @classmethod
     def of(cls, contributions: Tensor, linear: nn.Module, y: Tensor, together: TensorParallel) -> "PartOfSum":
-        """The entries of what `linear` made y of, in this process of those `together`."""
+        """Some entries of what the heads of this process add, and of y, the output of `linear`, without the bias. Of y
+        each process counts its own tokens if `together` divides tokens; else the first process counts all."""
         total = contributions.sum(1)
         output = torch.zeros_like(total)
         mine = y.to(total).reshape(len(total), -1, total.shape[-1])

@@ -37,7 +37,7 @@ class Bart(Family):
     reads: ClassVar = {"width": "d_model", "activation": "activation_function"}
 
     def architecture(self, config: Any) -> Architecture:
-        """What configs say of each side by itself; a decoder sees what lies behind, and what the encoder gives."""
+        """The architecture of the encoder or decoder; a decoder is causal, and reads what the encoder gives."""
         fields = {"layers": "layers", "heads": "attention_heads", "mlp_width": "ffn_dim"}
         of_side = {ours: getattr(config, f"{self.side}_{theirs}") for ours, theirs in fields.items()}
         decodes = {"mask": "causal", "cross_attention": True} if self.side == "decoder" else {}

@@ -105,7 +105,7 @@ class Esm(Bert):
     first_position = after_padding
 
     def architecture(self, config: Any) -> Architecture:
-        """Rotary positions, or those of the embedding."""
+        """The architecture of a config, with rotary positions if the config names them."""
         if config.position_embedding_type != "rotary":
             return self.described(config)
         width = config.hidden_size // config.num_attention_heads

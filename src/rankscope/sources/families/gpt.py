@@ -69,7 +69,7 @@ class GPTJ(Family):
     reads: ClassVar = {**GPT2.reads, "rotary_reach": "n_positions"}
 
     def architecture(self, config: Any) -> Architecture:
-        """The base of its angles is fixed, and so is the length of its table of them."""
+        """The architecture of a config, whose rotary angles have the base 10000 in every GPT-J."""
         width = usual_head_width(config)
         turned = config.rotary_dim or width
         return self.described(config, rotary_frequencies=(angles(10000, turned),), rotary_share=turned / width)

@@ -55,7 +55,7 @@ class SmolLM3(Llama):
     name, types = "smollm3", ("smollm3",)
 
     def architecture(self, config: Any) -> Architecture:
-        """Angles of zero where a layer has no positions."""
+        """Llama's architecture, with rotary angles of zero in the layers that have no positions."""
         arch, kinds = super().architecture(config), config.no_rope_layers[: config.num_hidden_layers]
         angles, scale = arch.rotary_frequencies[0], arch.rotary_scale_of(0)
         return arch.replace(

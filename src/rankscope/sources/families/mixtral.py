@@ -90,7 +90,7 @@ class Qwen3Next(Mixtral):
     further = (partly_rotary,)
 
     def architecture(self, config: Any) -> Architecture:
-        """Refused where some layers are recurrent."""
+        """Mixtral's architecture; a config with recurrent layers raises `SourceError`."""
         linear = [kind for kind in config.layer_types if kind != "full_attention"]
         if linear:
             message = f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's are"
@@ -151,7 +151,7 @@ class DeepSeek(Mixtral):
     shared: ClassVar = {f"experts.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in MAPS}
 
     def architecture(self, config: Any) -> Architecture:
-        """Refused with fewer heads of keys than of queries."""
+        """Mixtral's architecture; a config with fewer heads of keys than of queries is refused."""
         refuse_others(config, num_key_value_heads=config.num_attention_heads)
         return super().architecture(config)
 

@@ -98,7 +98,7 @@ class DinoV3(DinoV2):
         return model if hasattr(model, "rope_embeddings") else super().core(model)
 
     def architecture(self, config: Any) -> Architecture:
-        """Heads are rotated by where a patch lies in the image; the class token and registers are not."""
+        """The architecture of a config: patches are rotated by their place in the image, other tokens are not."""
         width = config.hidden_size // config.num_attention_heads
         frequency = 2 * math.pi * (1 / config.rope_theta ** torch.arange(0, 1, 4 / width, dtype=torch.float)).double()
         sizes = zip(sides(config.image_size), sides(config.patch_size), strict=True)

@@ -1,6 +1,6 @@
 """`Design`: everything that decides a training of the lab, and designs drawn at random from a wide space.
 
-`calibration.py` trains such designs, and `readings.py` reads them before they are trained. What is drawn:
+`trainings.py` trains such designs, and reads them before they are trained. What is drawn:
 
 | part            | values                                                                                 |
 |-----------------|----------------------------------------------------------------------------------------|

@@ -36,11 +36,11 @@ def fit_predictor(
 
     Args:
         points: number · one column for each entry of a point.
-        results: number · task · loss · learns · place (`calibration.outcomes`).
+        results: number · task · loss · learns · place (`rankscope.forecasts.outcomes`).
         price: What the log likelihood must gain for a weight to grow by `1 / sqrt(entries)`.
         steps: Steps of Adam.
         lr: Its learning rate.
-        trained: The values that the designs have of each setting (`calibration.trained_settings`), for the predictor.
+        trained: The values that the designs have of each setting (`trainings.trained_settings`), for the predictor.
     """
     names = [name for name in points.columns if name != "number"]
     varied = [name for name in names if points[name].n_unique() > 1]

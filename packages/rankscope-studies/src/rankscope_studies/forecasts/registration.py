@@ -1,7 +1,7 @@
 """The registered test: forecasts that are written down before any of their designs is trained, and scored after.
 
 `register` draws designs that no predictor was fitted to, forecasts each, and writes all of it with the time and with a
-digest of designs and forecasts. `score` takes what the trainings gave (`calibration.train_designs`) and says how often
+digest of designs and forecasts. `score` takes what the trainings gave (`trainings.train_designs`) and says how often
 the forecasts were right, beside simple readings of the same networks:
 
 | rival | what it is | higher loss where it is |
@@ -130,7 +130,7 @@ def results(registered: dict[str, Any], trainings: Iterable[dict[str, Any]]) -> 
 
     Args:
         registered: What `register` wrote.
-        trainings: Lines of `calibration.train_designs` of these designs, of one seed or several.
+        trainings: Lines of `trainings.train_designs` of these designs, of one seed or several.
 
     Raises:
         FileError: Forecasts are not those of their digest.
