@@ -8,6 +8,7 @@ import pytest
 from benchmarks import shipped_models
 from rankscope import read
 from rankscope.cli.inputs import bundled_text
+from rankscope.runs import read as read_run
 from tests.cli.running import answered, printed, rankscope
 
 
@@ -53,7 +54,7 @@ def test_the_demo_of_a_decoder_reads_what_its_training_held_out(tmp_path: Path) 
     said = " ".join(printed("demo", "--decoder", cwd=tmp_path).split())
     assert "moby-gpt, a trained Llama of 8 layers, reads 4 excerpts of Moby Dick, held out of its" in said
     assert said.endswith("Report: runs/demo-decoder/report.html")
-    manifest = read(tmp_path / "runs" / "demo-decoder").entries["demo"].manifest
+    (manifest,) = read_run(tmp_path / "runs" / "demo-decoder").manifests.values()
     assert manifest.model == "moby-gpt" and manifest.origin is not None and manifest.origin["family"] == "llama"
     # What it reads lies in the first chapter, which the script of its training holds out.
     assert shipped_models.is_held_out("moby-dick", 0)
