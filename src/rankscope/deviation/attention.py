@@ -13,6 +13,7 @@ Called by `rules.py` in this order: `common_heads` and `deviation_heads` project
 `gated` multiplies the result with gates.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,7 +58,7 @@ class Logits:
         return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, -torch.inf)
 
 
-class Pattern:
+class Pattern(ABC):
     """The attention pattern of a layer in two parts, `P = 1 p^T + Delta`, p one of its rows: held (`DeviationPattern`),
     or with rows that are made as they are used (`by_rows.PatternByRows`).
 
@@ -73,25 +74,25 @@ class Pattern:
     scaled_p: Scaled | None = None  # [batch, head, token]
     """p with a log-scale of its own, if it may be smaller than float64 reaches; None means p itself."""
 
+    @abstractmethod
     def delta_times(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
         """The product `Delta V`, for a V whose row j* is zero."""
-        raise NotImplementedError
 
     def times(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
         """The product `P V` as ordinary tensors."""
         return self.of_rows(lambda rows: self.matrix(rows) @ V, V.shape[-1])
 
+    @abstractmethod
     def matrix(self, rows: slice = EVERY) -> Float[Tensor, "batch head row token"]:
         """The pattern P as an ordinary tensor, or some rows of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_rows(self, compute: Callable[[slice], Tensor], *shape: int) -> Float[Tensor, "batch head row ..."]:
         """Numbers of all rows, where `compute` gives `[batch, head, row, *shape]` of some."""
-        raise NotImplementedError
 
+    @abstractmethod
     def visible_blocks(self) -> Iterator[Visible]:
         """What each row sees, some rows after the others."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
